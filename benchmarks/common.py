@@ -12,7 +12,6 @@ import torch
 from draft_models import ModelDrafter
 from speclab.cli.parsing import plain_name, some_path
 from speclab.drafts import registry
-from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -38,9 +37,6 @@ class BenchmarkRun(Head):
 Run = TypeVar("Run", bound=BenchmarkRun)
 
 
-# --- flags and files --------------------------------------------------------------------------------------------------
-
-
 def add_result_flags(parser: argparse.ArgumentParser, benchmark: str) -> None:
     """Add the flags that choose where the record and the page of this benchmark go."""
     group = parser.add_argument_group("results")
@@ -50,29 +46,12 @@ def add_result_flags(parser: argparse.ArgumentParser, benchmark: str) -> None:
 
 
 def check_result_flags(args: argparse.Namespace) -> None:
-    """Check these flags before anything is measured."""
     for ending in (".json", ".md"):
-        check_writable(_result(args, args.benchmark, ending), "--out-dir")
+        check_writable(_result(args, ending), "--out-dir")
 
 
-def _result(args: argparse.Namespace, benchmark: str, ending: str) -> Path:
-    """The path of the record (.json) or of the page (.md)."""
-    return args.out_dir / "results" / f"{args.name}-{benchmark}{ending}"
-
-
-def listed_sizes(text: str) -> list[str]:
-    """The targets that --sizes names. Each is looked at before the first is measured."""
-    names = [name for name in text.split(",") if name]
-    if not names or len(set(names)) < len(names):
-        raise UsageProblem(f"--sizes {text}: give different targets with commas between them, for example lab")
-    for name in names:
-        loading.load_tokenizer(target_name(name))
-    return names
-
-
-def target_name(name: str) -> str:
-    """The name that --target takes: `lab` is the lab's own target, and every other name stays as it is."""
-    return loading.LAB_TARGET if name == "lab" else name
+def _result(args: argparse.Namespace, ending: str) -> Path:
+    return args.out_dir / "results" / f"{args.name}-{args.benchmark}{ending}"
 
 
 def model_drafter(kind: str, setup: Setup, seed: int, why: str) -> ModelDrafter:
@@ -83,41 +62,30 @@ def model_drafter(kind: str, setup: Setup, seed: int, why: str) -> ModelDrafter:
     return drafter
 
 
-# --- measuring, and the record ----------------------------------------------------------------------------------------
+def check_room(cached: CachedModel, context: int, widest: int) -> None:
+    if cached.max_length is not None and context + widest > cached.max_length:
+        raise UsageProblem(
+            f"--context {context} and a pass over {widest} do not fit the model's context of {cached.max_length}; "
+            f"use --context {max(1, cached.max_length - widest)} or less"
+        )
 
 
-def head(
-    args: argparse.Namespace, device: torch.device, settings: dict[str, Any], stop: BaseException | None = None
-) -> dict[str, Any]:
-    """The fields of BenchmarkRun that say what ran, where and how. settings: the choices of the flags. stop: what ended
-    it early."""
-    return {
-        "benchmark": args.benchmark,
-        "schema_version": 2,
-        "interrupted": stop is not None,
-        **files.when_and_where(device),
-        "settings": settings,
-    }
+def head(args: argparse.Namespace, device: torch.device, settings: dict[str, Any], stopped: bool) -> dict[str, Any]:
+    """The fields of BenchmarkRun that say what ran, where and how. settings: the choices of the flags. stopped: whether
+    something ended it early."""
+    what = {"benchmark": args.benchmark, "schema_version": 2, "interrupted": stopped}
+    return {**what, **files.when_and_where(device), "settings": settings}
 
 
 def head_of(
-    args: argparse.Namespace,
-    setup: Setup,
-    stop: BaseException | None = None,
-    prompts: Sequence[Prompt] = (),
-    **settings: Any,
+    args: argparse.Namespace, setup: Setup, prompts: Sequence[Prompt] = (), stopped: bool = False, **settings: Any
 ) -> dict[str, Any]:
     """The fields of `head` for a benchmark that loads a target. prompts: of which the record has number and digest."""
     if prompts:
         settings |= files.prompt_settings([prompt.text for prompt in prompts])
-    of_setup = {**setup.recorded, "seed": args.seed, "reasons": setup.reasons}
-    return head(args, setup.device, of_setup | settings, stop)
-
-
-def write(args: argparse.Namespace, run: Run, page: Callable[[Run], list[Block]]) -> None:
-    """Write the record and the page of what is measured by now to files."""
-    write_whole(_result(args, run.benchmark, ".json"), files.to_json(run))
-    write_whole(_result(args, run.benchmark, ".md"), terminal.harmless(show(page(run), markdown=True)))
+    return head(
+        args, setup.device, {**setup.recorded, "seed": args.seed, "reasons": setup.reasons, **settings}, stopped
+    )
 
 
 def finish(
@@ -129,8 +97,8 @@ def finish(
     """
     write_all(
         [
-            lambda: write_whole(_result(args, run.benchmark, ".json"), files.to_json(run)),
-            lambda: write_whole(_result(args, run.benchmark, ".md"), terminal.harmless(show(page(run), markdown=True))),
+            lambda: write_whole(_result(args, ".json"), files.to_json(run)),
+            lambda: write_whole(_result(args, ".md"), terminal.harmless(show(page(run), markdown=True))),
             lambda: terminal.say(show(page(run)), end=""),
         ]
     )
@@ -140,7 +108,6 @@ def finish(
 
 
 def begin(title: str, run: BenchmarkRun) -> list[Block]:
-    """The beginning of every page."""
     stopped = "Stopped before the end: only what was complete by then is here." if run.interrupted else None
     return [Heading(title, 1), f"{circumstances(run)}.", stopped]
 
@@ -153,28 +120,16 @@ def time_passes(
     ids: (1, at least context + the largest width), the text; None: a random one. The caches hold the context
     afterwards. The first repeat meets new shapes and may be slow.
     """
-    first, widest = passes[0][0], max(width for _, width in passes)
+    (first, _), widest = passes[0], max(width for _, width in passes)
     if ids is None:
         generator = torch.Generator().manual_seed(seed)
         ids = torch.randint(0, first.vocab_size, (1, context + widest), generator=generator)
     ids = ids.to(first.device)
     for model in {model for model, _ in passes}:
         model.prefill(ids[:, :context])
-    before = [model.length for model, _ in passes]
-    times: list[list[float]] = [[] for _ in passes]
+    order = [(model, ids[:, context : context + width], model.length, list[float]()) for model, width in passes]
     for turn in range(repeats):
-        order = list(enumerate(passes))
-        for i, (model, width) in order if turn % 2 == 0 else order[::-1]:  # there and back: steady drift cancels
-            tokens = ids[:, context : context + width]
-            times[i].append(seconds(functools.partial(model.forward, tokens), first.device))
-            model.crop(before[i])
-    return times
-
-
-def check_room(cached: CachedModel, context: int, widest: int) -> None:
-    """Raise UsageProblem where the widest pass does not fit the model's context."""
-    if cached.max_length is not None and context + widest > cached.max_length:
-        raise UsageProblem(
-            f"--context {context} and a pass over {widest} do not fit the model's context of {cached.max_length}; "
-            f"use --context {max(1, cached.max_length - widest)} or less"
-        )
+        for model, tokens, length, times in order if turn % 2 == 0 else order[::-1]:  # steady drift cancels
+            times.append(seconds(functools.partial(model.forward, tokens), first.device))
+            model.crop(length)
+    return [times for *_, times in order]

@@ -3,6 +3,7 @@
 The lab's target gets E copies of each MLP under a random router that uses K of them for a token: lab:SIZE:eEkK, with
 the text of lab:SIZE. A pass over m tokens reads the union of the experts that they chose. The union is counted on real
 texts, and stands beside E (1 - (1 - K/E)^m); what a pass should take follows from it and from the passes of lab:SIZE.
+K copies do the work of K MLPs for one result, so a pass over one token costs more than that of lab:SIZE, too.
 
     python -m benchmarks.experts                                  # lab:200m:e8k2, minutes
     python -m benchmarks.experts --target lab:100m:e16k2 --widths 1,2,3,5,9
@@ -24,15 +25,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
 from baseline_autoregressive import autoregressive_decode
 from benchmarks import common
-from benchmarks.mixtures import Experts, with_experts
 from speclab.cli import flags, parsing
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.checking.checks import check_model
+from speclab.models.padded.padding import check_memory
 from speclab.models.setup import Setup, setup_of
 from speclab.present.tables import Block, Cell, Lines, Table, number, percent
 from speclab.records.rows import Amount, Count, RecordPart
@@ -41,6 +43,10 @@ from speclab.system.terminal import progress
 
 TARGET = "lab:200m:e8k2"
 DRAWS = 200
+# Entries of the config that stay.
+SAME = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
+SAME += ["num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_parameters"]
+SAME += ["tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"]
 
 
 @dataclass(kw_only=True)
@@ -70,6 +76,56 @@ class ExpertsRun(common.BenchmarkRun):
     n_texts: Count
     n_same: Count  # texts that are the same with experts and without
     passes: list[ExpertsPasses]
+
+
+# --- the model ------------------------------------------------------------------------------------------------------
+
+
+def count_added(model: PreTrainedModel, n_experts: int) -> int:
+    config = model.config
+    mlp = 3 * config.hidden_size * config.intermediate_size
+    return config.num_hidden_layers * ((n_experts - 1) * mlp + n_experts * config.hidden_size)
+
+
+@torch.no_grad()
+def with_experts(model: PreTrainedModel, n_experts: int, n_used: int, seed: int = 0) -> PreTrainedModel:
+    """The same model with a mixture of experts in place of each MLP, ready to decode: whatever a random router chooses,
+    the layer says what the one MLP says. The weights move: `model` cannot be used afterwards.
+
+    Raises EnvironmentProblem where memory does not hold the copies.
+    """
+    check_memory(f"e{n_experts}k{n_used}", count_added(model, n_experts), model.device, model.dtype)
+    config = MixtralConfig(
+        **{name: getattr(model.config, name) for name in SAME},
+        num_local_experts=n_experts,
+        num_experts_per_tok=n_used,
+        sliding_window=None,
+        dtype=model.dtype,
+    )
+    config._attn_implementation = model.config._attn_implementation
+    with torch.device("meta"):
+        mixed = MixtralForCausalLM(config)
+    generator = torch.Generator(model.device).manual_seed(seed)
+    for layer, own in zip(mixed.model.layers, model.model.layers, strict=True):
+        for name in ("self_attn", "input_layernorm", "post_attention_layernorm"):
+            getattr(layer, name).load_state_dict(getattr(own, name).state_dict(), assign=True)
+        gate_up = torch.cat([own.mlp.gate_proj.weight, own.mlp.up_proj.weight])
+        router = torch.empty(n_experts, config.hidden_size, device=model.device, dtype=model.dtype)
+        router.normal_(0.0, config.hidden_size**-0.5, generator=generator)
+        copies = {
+            "gate.weight": router,
+            "experts.gate_up_proj": gate_up.repeat(n_experts, 1, 1),
+            "experts.down_proj": own.mlp.down_proj.weight.repeat(n_experts, 1, 1),
+        }
+        layer.mlp.load_state_dict(copies, assign=True)
+        del own.mlp  # of a large model only one layer is there twice
+    for name in ("embed_tokens", "norm"):
+        getattr(mixed.model, name).load_state_dict(getattr(model.model, name).state_dict(), assign=True)
+    mixed.lm_head.load_state_dict(model.lm_head.state_dict(), assign=True)
+    mixed.tie_weights()
+    mixed.model.rotary_emb = copy.deepcopy(model.model.rotary_emb)
+    mixed.generation_config = copy.deepcopy(model.generation_config)
+    return mixed.requires_grad_(False).eval()
 
 
 # --- what a pass reads ------------------------------------------------------------------------------------------------
@@ -158,26 +214,25 @@ def read_bytes(dense: CachedModel, context: int) -> Bytes:
 
 
 def measure(
-    mixed: Setup, dense: Setup, experts: Experts, widths: list[int], context: int, n_texts: int, repeats: int
+    mixed: Setup, dense: Setup, n_experts: int, n_used: int, widths: list[int], context: int, n_texts: int, repeats: int
 ) -> dict[str, Any]:
-    """Measure both models on the same texts, in turns.  -> the fields of ExpertsRun"""
-    n_experts, n_used = experts
     n_tokens = context + widths[-1]
     texts, others = texts_of(dense, n_texts, n_tokens), texts_of(mixed, n_texts, n_tokens)
     read = read_bytes(dense.target, context)
     chosen = [chosen_experts(mixed.target, text[:, :n_tokens]) for text in texts]  # of a token: by what is before it
     of_all = [torch.cat(layers) for layers in zip(*chosen, strict=True)]
-    seconds: list[list[list[float]]] = [[[], []] for _ in widths]
-    passes = [(setup.target.with_own_cache(), width) for width in widths for setup in (dense, mixed)]
+    passes = [(setup.target.with_own_cache(), width) for setup in (dense, mixed) for width in widths]
+    seconds: list[list[float]] = [[] for _ in passes]
     with progress(len(texts), "text", "passes") as bar:
         for text in texts:
-            times = common.time_passes(passes, context, repeats + 1, ids=text[:, :n_tokens])
-            for i, of_pass in enumerate(times):
-                seconds[i // 2][i % 2] += of_pass[1:]
+            found = common.time_passes(passes, context, repeats + 1, ids=text[:, :n_tokens])
+            for all_, times in zip(seconds, found, strict=True):
+                all_ += times[1:]
             bar.update()
-    of_dense = [statistics.median(one) for one, _ in seconds]
+    medians = [statistics.median(one) for one in seconds]
+    of_dense, of_mixed = medians[: len(widths)], medians[len(widths) :]
     rows = []
-    for i, width in enumerate(widths):
+    for width, own, without in zip(widths, of_mixed, of_dense, strict=True):
         union = statistics.mean(counted_union(one, torch.arange(context, context + width)) for one in chosen)
         rows.append(
             ExpertsPasses(
@@ -185,23 +240,16 @@ def measure(
                 union=union,
                 scattered=scattered_union(of_all, width),
                 expected=expected_union(n_experts, n_used, width),
-                seconds=statistics.median(seconds[i][1]),
-                dense_seconds=of_dense[i],
+                seconds=own,
+                dense_seconds=without,
                 predicted=pass_seconds(widths, of_dense, read, n_used, union, width),
                 bytes_ratio=bytes_ratio(read, n_used, union),
             )
         )
-    return {
-        "n_experts": n_experts,
-        "n_used": n_used,
-        "context": context,
-        "mlp_bytes": read.mlps,
-        "other_bytes": read.others,
-        "place_bytes": read.places,
-        "n_texts": len(texts),
-        "n_same": sum(torch.equal(one, other) for one, other in zip(texts, others, strict=True)),
-        "passes": rows,
-    }
+    sizes = {"mlp_bytes": read.mlps, "other_bytes": read.others, "place_bytes": read.places}
+    n_same = sum(torch.equal(one, other) for one, other in zip(texts, others, strict=True))
+    about = {"n_experts": n_experts, "n_used": n_used, "context": context, "n_texts": len(texts), "n_same": n_same}
+    return {**sizes, **about, "passes": rows}
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------
@@ -259,21 +307,21 @@ def main(argv: list[str] | None = None) -> int:
     args: argparse.Namespace = make_parser().parse_args(argv)
     widths = sorted({1, *parsing.numbers(args.widths, int, 1, "--widths")})
     name = re.fullmatch(r"(lab:\w+(?::v\d+)?):e(\d{1,3})k(\d{1,3})", args.target)
-    experts = Experts(int(name[2]), int(name[3])) if name else Experts(0, 0)
-    if not name or not 1 <= experts.n_used <= experts.n >= 2:
+    n, n_used = (int(name[2]), int(name[3])) if name else (0, 0)
+    if not name or not 1 <= n_used <= n >= 2:
         raise UsageProblem(f"--target {args.target} has no experts of the lab's own; give one such as {TARGET}")
     common.check_result_flags(args)
     dense_args = copy.copy(args)
     dense_args.target = name[1]
     dense = flags.setup_from(dense_args)
-    model = with_experts(loading.load_model(name[1], dense.device, dense.dtype), experts)
+    model = with_experts(loading.load_model(name[1], dense.device, dense.dtype), n, n_used)
     check_model(model)
     mixed = setup_of(model, dense.tokenizer, args.target, dense.sampling, dense.engine, dense.reasons)
     if mixed.engine != dense.engine:
         dense.use_eager("as the target with experts")
     common.check_room(mixed.target, args.context, widths[-1])
     with torch.inference_mode():
-        measured = measure(mixed, dense, experts, widths, args.context, args.n_texts, args.repeats)
+        measured = measure(mixed, dense, n, n_used, widths, args.context, args.n_texts, args.repeats)
     return common.finish(args, ExpertsRun(**common.head_of(args, mixed, repeats=args.repeats), **measured), page)
 
 

@@ -9,7 +9,7 @@ floor, which of the two floors it is, and the share of it that was reached.
 
     python -m benchmarks.roofline                                # the lab's target, about half a minute
     python -m benchmarks.roofline --draft model --context 1000
-    python -m benchmarks.roofline --sizes lab,lab:200m --widths 1,2,3,5,9,17
+    python -m benchmarks.roofline --target lab:200m --widths 1,2,3,5,9,17
 
 Bytes: the weights once (of an embedding that is not the output layer only the rows in use, so none), and the cache.
 Operations: two for each weight and token, and attention over the cache. A mixture of experts would read less.
@@ -23,18 +23,16 @@ if __name__ == "__main__":
 
 import argparse
 import functools
-import gc
 import statistics
 import sys
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from transformers import PreTrainedModel
 
 from benchmarks import common
 from speclab.cli import flags, parsing
-from speclab.lab.harness import kept_when_stopped
 from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.models.family import cached_layers
@@ -114,21 +112,16 @@ def operations(model: PreTrainedModel, width: int, context: int) -> int:
 
 
 @torch.inference_mode()
-def matrix_rate(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...], repeats: int = 5) -> float:
-    """The operations a second of the best square matrix product."""
+def matrix_rate(device: torch.device, dtype: torch.dtype, repeats: int = 5) -> float:
     rates = []
-    for n in sizes:
+    for n in (4096, 8192) if device.type == "cuda" else (768, 1536):
         a, b = (torch.randn(n, n, dtype=torch.float32, device=device).to(dtype) for _ in range(2))
         rates.append(2 * n**3 / best(functools.partial(torch.mm, a, b), device, repeats))
     return max(rates)
 
 
-def raise_ceilings(ceilings: Ceilings, setup: Setup, block: int) -> None:
-    """Measure the machine's ceilings, and keep those that are higher than before."""
-    sizes = (4096, 8192) if setup.device.type == "cuda" else (768, 1536)
-    rate = matrix_rate(setup.device, setup.dtype, sizes)
-    for way, speed in {**bandwidth(block, setup.device, setup.dtype), "matrix": rate}.items():
-        ceilings[way] = max(speed, ceilings.get(way, 0.0))
+def ceilings_of(setup: Setup, block: int) -> Ceilings:
+    return {**bandwidth(block, setup.device, setup.dtype), "matrix": matrix_rate(setup.device, setup.dtype)}
 
 
 # --- what the model does ----------------------------------------------------------------------------------------------
@@ -162,33 +155,6 @@ def measure_model(args: argparse.Namespace, role: Role, name: str, cached: Cache
     )
 
 
-def measure_models(
-    args: argparse.Namespace,
-    setup: Setup,
-    models: list[tuple[Role, str, CachedModel]],
-    ceilings: Ceilings,
-    measured: list[ModelPasses],
-) -> int:
-    """Add the passes of loaded models to `measured`, and the machine's ceilings to `ceilings`.
-
-    args: widths, context, repeats, seed.  -> bytes of the block that was read and copied
-    """
-    block = block_bytes(setup.device)
-    raise_ceilings(ceilings, setup, block)
-    measured.extend([measure_model(args, *model, block) for model in models])
-    raise_ceilings(ceilings, setup, block)  # once more: the machine may be faster now
-    return block
-
-
-def record(
-    args: argparse.Namespace, fields: dict[str, Any], block: int, ceilings: Ceilings, measured: list[ModelPasses]
-) -> RooflineRun:
-    """The record of the measurement, with the settings. fields: the fields of BenchmarkRun"""
-    fields["settings"] |= {"targets": [model.name for model in measured if model.role == "target"]}
-    fields["settings"] |= {name: getattr(args, name) for name in ("widths", "context", "repeats")}
-    return RooflineRun(**fields, block_bytes=block, ceilings=ceilings, models=measured)
-
-
 # --- views of the record ----------------------------------------------------------------------------------------------
 
 
@@ -203,19 +169,11 @@ LEGEND = [
 ]
 
 
-def floor(n_bytes: float, n_operations: float, bandwidth: float, rate: float) -> tuple[float, str]:
-    """The floor of a pass.  -> seconds that no code can beat, and what takes them"""
-    reading, arithmetic = n_bytes / bandwidth, n_operations / rate
-    return max(reading, arithmetic), "reading" if reading >= arithmetic else "arithmetic"
-
-
 def best_bandwidth(model: ModelPasses, ceilings: Ceilings) -> float:
-    """The best bandwidth seen, in bytes a second."""
     return max(model.bandwidth, *(ceilings[way] for way in READING))
 
 
 def ceilings_table(run: RooflineRun) -> Table:
-    """A table of the machine's ceilings."""
     ceilings, size = run.ceilings, f"{run.block_bytes / 2**20:.0f} MiB"
     rows = [
         (f"copy {size}, read + written", f"{ceilings['copy'] / 1e9:.1f} GB/s"),
@@ -227,13 +185,13 @@ def ceilings_table(run: RooflineRun) -> Table:
 
 
 def passes_table(model: ModelPasses, ceilings: Ceilings) -> Table:
-    """A table with a line for every width."""
-    speed = best_bandwidth(model, ceilings)
-    floors = {p.width: floor(p.bytes, p.operations, speed, ceilings["matrix"]) for p in model.passes}
+    """A table with a line for every width, and its floor: seconds that no code can beat, and what takes them."""
+    speed, rate, first = best_bandwidth(model, ceilings), ceilings["matrix"], model.passes[0].seconds
+    floors = {p.width: max((p.bytes / speed, "reading"), (p.operations / rate, "arithmetic")) for p in model.passes}
     cells: dict[str, Cell] = {
         "m": lambda p: str(p.width),
         "t(m) ms": lambda p: f"{p.seconds * 1e3:.3g}",
-        "v(m)": lambda p: f"{p.seconds / model.passes[0].seconds:.2f}",
+        "v(m)": lambda p: f"{p.seconds / first:.2f}",
         "floor ms": lambda p: f"{floors[p.width][0] * 1e3:.3g}",
         "floor": lambda p: floors[p.width][1],
         "reached": lambda p: f"{floors[p.width][0] / p.seconds:.0%}",
@@ -242,7 +200,6 @@ def passes_table(model: ModelPasses, ceilings: Ceilings) -> Table:
 
 
 def model_title(model: ModelPasses, ceilings: Ceilings) -> str:
-    """The name and size of a model, and where its passes ran."""
     size = f"{model.parameters / 1e6:.1f} M parameters, {model.weight_bytes / 1e6:.0f} MB read in a pass"
     size += ", padded" * sizes.is_lab_size(model.name)
     speed = f"bandwidth {best_bandwidth(model, ceilings) / 1e9:.1f} GB/s"
@@ -265,7 +222,6 @@ def make_parser() -> parsing.Parser:
     flags.add_shared_flags(parser)
     parser.add_argument("--draft", metavar="KIND", help="time this draft model, too: model, a folder or a hub name")
     group = parser.add_argument_group("benchmark")
-    group.add_argument("--sizes", metavar="NAME,NAME", help="several targets one after another; lab is the lab's own")
     group.add_argument("--widths", default="1,2,3,5,9,17", metavar="M,M", help="(default: %(default)s)")
     group.add_argument("--context", type=parsing.at_least(1), default=256, help="tokens in the cache (default: 256)")
     group.add_argument("--repeats", type=parsing.at_least(1), default=15, help="of every width (default: 15)")
@@ -278,27 +234,7 @@ def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     args.widths = parsing.numbers(args.widths, int, 1, "--widths")
     common.check_result_flags(args)
-    names = [args.target] if args.sizes is None else common.listed_sizes(args.sizes)
-    measured: list[ModelPasses] = []
-    ceilings: Ceilings = {}
-    fields: dict[str, Any] = {}
-    block = 0
-    with kept_when_stopped(lambda: "what is measured is kept" if measured else "") as stops:
-        for name in names:  # each is gone before the next one comes
-            args.target = common.target_name(name)
-            setup = flags.setup_from(args)
-            fields = fields or common.head_of(args, setup)
-            block = measure_models(args, setup, models_of(args, setup), ceilings, measured)
-            del setup
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-    run = record(args, fields | {"interrupted": bool(stops)}, block, ceilings, measured)
-    return common.finish(args, run, page, stops[0] if stops else None)
-
-
-def models_of(args: argparse.Namespace, setup: Setup) -> list[tuple[Role, str, CachedModel]]:
-    """The target, and the draft where one is asked for; checked and described."""
+    setup = flags.setup_from(args)
     models: list[tuple[Role, str, CachedModel]] = [("target", setup.target_name, setup.target)]
     if args.draft is not None:
         drafter = common.model_drafter(args.draft, setup, args.seed, "only a model has passes")
@@ -306,7 +242,15 @@ def models_of(args: argparse.Namespace, setup: Setup) -> list[tuple[Role, str, C
     for _, _, cached in models:
         common.check_room(cached, args.context, args.widths[-1])
     note(setup.describe())
-    return models
+    block = block_bytes(setup.device)
+    before = ceilings_of(setup, block)
+    measured = [measure_model(args, *model, block) for model in models]
+    after = ceilings_of(setup, block)  # once more: the machine may be faster now
+    ceilings = {way: max(speed, after[way]) for way, speed in before.items()}
+    settings = {name: getattr(args, name) for name in ("widths", "context", "repeats")}
+    fields = common.head_of(args, setup, targets=[setup.target_name], **settings)
+    run = RooflineRun(**fields, block_bytes=block, ceilings=ceilings, models=measured)
+    return common.finish(args, run, page)
 
 
 if __name__ == "__main__":

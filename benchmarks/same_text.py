@@ -23,6 +23,7 @@ import copy
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -39,7 +40,7 @@ from speclab.lab.harness import kept_when_stopped
 from speclab.models.checking.uncached import logits_after
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.present.tables import Block, Lines, Table, number
+from speclab.present.tables import Block, Cell, Lines, Table, number
 from speclab.records.rows import Count, RecordPart
 from speclab.system.errors import reports_problems
 from speclab.system.terminal import progress
@@ -125,46 +126,32 @@ class SameTextRun(common.BenchmarkRun):
 def texts_of(
     setup: Setup, prompt: Prompt, baseline: list[int], index: int, lengths: Iterable[int], args: argparse.Namespace
 ) -> list[Text]:
-    """Decode one prompt in every other way, and judge each text."""
     ids, settings = prompt.ids.to(setup.device), DecodeSettings(args.max_new_tokens)
     texts = {0: library_generate(setup.target.model, ids, args.max_new_tokens)[1]}
     for k in lengths:
         drafter = registry.make(DRAFT, setup, args.seed)
         drafter.take_text(baseline)
         texts[k] = tokens_of(speculative_decode(setup.target, drafter, ids, k, settings))
+    about: dict[str, Any] = {"dtype": setup.dtype_name, "kind": prompt.kind, "prompt_index": index}
     return [
-        Text(
-            dtype=setup.dtype_name,
-            kind=prompt.kind,
-            prompt_index=index,
-            draft_length=k,
-            n_tokens=len(text),
-            difference=difference(setup, prompt, baseline, text),
-        )
+        Text(**about, draft_length=k, n_tokens=len(text), difference=difference(setup, prompt, baseline, text))
         for k, text in texts.items()
     ]
 
 
 def difference(setup: Setup, prompt: Prompt, baseline: list[int], text: list[int]) -> Difference | None:
-    """Judge the first difference of a text from the baseline's; None where there is none."""
+    """Judge the first difference of a text from the baseline's; None where there is none. A text that ended early has
+    no token there, so such a difference has no logits."""
     size = setup.target.vocab_size
     found = judge_divergence(setup.reference, prompt.id_list, baseline, text, size)
     if found is None:
         return None
     same, pair = baseline[: found.position], [found.baseline_token, found.speculative_token]
     rows = setup.reference.logits(prompt.ids, torch.tensor([same], dtype=torch.long), size, n_last=1)
-    # A text that ended early has no token here, so the difference has no logits.
-    whole = min(pair) >= 0
-    own, right = ([rows[i][-1, token].item() for token in pair] if whole else [] for i in range(2))
+    own, right = ([rows[i][-1, token].item() for token in pair] if min(pair) >= 0 else [] for i in range(2))
     words = [setup.token_text(prompt, same, token) if token >= 0 else "no token" for token in pair]
-    return Difference(
-        position=found.position,
-        tokens=words,
-        logits=own,
-        right=right,
-        tolerance=found.tolerance,
-        near_tie=found.numerical,
-    )
+    about: dict[str, Any] = {"position": found.position, "tolerance": found.tolerance, "near_tie": found.numerical}
+    return Difference(tokens=words, logits=own, right=right, **about)
 
 
 # --- margins ----------------------------------------------------------------------------------------------------------
@@ -232,25 +219,16 @@ def replayed(n: int, k: int, right: Callable[[int, int], bool | None]) -> tuple[
 
 def measure(args: argparse.Namespace, lengths: list[int]) -> tuple[SameTextRun, BaseException | None]:
     """Measure dtype by dtype.  -> the record, what ended it early"""
-    raw: list[Text] = []
-    margins: dict[str, Margins] = {}
-    fields: dict = {}
+    raw, margins, fields = list[Text](), dict[str, Margins](), dict[str, Any]()
     choices = registry.read_all(args.draft.split(",")) if args.draft else []
     registry.check_chains("the command", choices)
+    about: dict[str, Any] = {"dtype": " and ".join(DTYPES), "draft": DRAFT, "draft_lengths": lengths}
     with kept_when_stopped(lambda: "what is measured is kept" if raw else "") as stops:
         for dtype in DTYPES:
             chosen = copy.copy(args)
             chosen.dtype = dtype
             setup, prompts = flags.load(chosen, temperature=0.0)
-            fields = fields or common.head_of(
-                args,
-                setup,
-                prompts=prompts,
-                dtype=" and ".join(DTYPES),
-                draft=DRAFT,
-                draft_lengths=lengths,
-                max_new_tokens=args.max_new_tokens,
-            )
+            fields = fields or common.head_of(args, setup, prompts, max_new_tokens=args.max_new_tokens, **about)
             drafters = registry.make_all(choices, setup, args.seed) if dtype == DTYPES[0] else {}
             registry.check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
             with progress(len(prompts), "prompt", dtype) as bar:
@@ -285,72 +263,53 @@ OF_MARGINS = [
 
 def page(run: SameTextRun) -> list[Block]:
     arms = list(dict.fromkeys((text.dtype, text.draft_length) for text in run.raw))
+    of = {arm: [text for text in run.raw if (text.dtype, text.draft_length) == arm] for arm in arms}
 
-    def of(arm: tuple[str, int]) -> list[Text]:
-        return [text for text in run.raw if (text.dtype, text.draft_length) == arm]
+    def judged(arm: tuple[str, int], verdict: bool | None) -> str:
+        return str(sum((text.difference and text.difference.near_tie) is verdict for text in of[arm]))
 
-    def differing(arm: tuple[str, int], near_tie: bool) -> str:
-        return str(sum(text.difference.near_tie == near_tie for text in of(arm) if text.difference))
-
-    shares = Table(
-        arms,
-        {
-            "dtype": lambda arm: arm[0],
-            "against the baseline": lambda arm: _named(arm[1]),
-            "texts": lambda arm: str(len(of(arm))),
-            "tokens": lambda arm: str(sum(text.n_tokens for text in of(arm))),
-            "identical": lambda arm: str(sum(text.difference is None for text in of(arm))),
-            "near-ties": lambda arm: differing(arm, True),
-            "BUG": lambda arm: differing(arm, False),
-        },
-        n_words=2,
-    )
-    found = [(text, text.difference) for text in run.raw if text.difference]
-    each = Table(
-        found,
-        {
-            "dtype": lambda pair: pair[0].dtype,
-            "prompt": lambda pair: f"{pair[0].kind} {pair[0].prompt_index + 1}",
-            "against": lambda pair: _named(pair[0].draft_length),
-            "token": lambda pair: str(pair[1].position + 1),
-            "tokens": lambda pair: " / ".join(map(repr, pair[1].tokens)),
-            "logits": lambda pair: " / ".join(f"{x:.4f}" for x in pair[1].logits),
-            "higher precision": lambda pair: " / ".join(f"{x:.4f}" for x in pair[1].right),
-            "tolerance": lambda pair: number(pair[1].tolerance, 4),
-            "verdict": lambda pair: "near-tie" if pair[1].near_tie else "BUG",
-        },
-        n_words=3,
-    )
+    shares: dict[str, Cell] = {
+        "dtype": lambda arm: arm[0],
+        "against the baseline": lambda arm: _named(arm[1]),
+        "texts": lambda arm: str(len(of[arm])),
+        "tokens": lambda arm: str(sum(text.n_tokens for text in of[arm])),
+        "identical": lambda arm: judged(arm, None),
+        "near-ties": lambda arm: judged(arm, True),
+        "BUG": lambda arm: judged(arm, False),
+    }
+    each: dict[str, Cell] = {
+        "dtype": lambda text: text.dtype,
+        "prompt": lambda text: f"{text.kind} {text.prompt_index + 1}",
+        "against": lambda text: _named(text.draft_length),
+        "token": lambda text: str(text.difference.position + 1),
+        "tokens": lambda text: " / ".join(map(repr, text.difference.tokens)),
+        "logits": lambda text: " / ".join(f"{x:.4f}" for x in text.difference.logits),
+        "higher precision": lambda text: " / ".join(f"{x:.4f}" for x in text.difference.right),
+        "tolerance": lambda text: number(text.difference.tolerance, 4),
+        "verdict": lambda text: "near-tie" if text.difference.near_tie else "BUG",
+    }
+    found = [text for text in run.raw if text.difference]
     about = f"target {run.settings['target']}, at most {run.settings['max_new_tokens']} tokens of each text"
-    blocks: list[Block] = [*common.begin("Does the text stay the same?", run), about, shares]
-    blocks += [each if found else "No text differs.", Lines(LEGEND)]
-    if run.margins:
-        blocks += [margin_table(run), Lines(OF_MARGINS)]
-    return blocks
+    blocks: list[Block] = [*common.begin("Does the text stay the same?", run), about, Table(arms, shares, n_words=2)]
+    blocks += [Table(found, each, n_words=3) if found else "No text differs.", Lines(LEGEND)]
+    return [*blocks, margin_table(run), Lines(OF_MARGINS)] if run.margins else blocks
 
 
 def margin_table(run: SameTextRun) -> Table:
-    """One line for each draft and group of margins."""
 
     def share(part: int, whole: int) -> str:
         return number(part / whole if whole else None)
 
-    def of(row: Margins, name: str) -> int:
-        return sum(getattr(group, name) for group in row.groups)
-
-    return Table(
-        [(row, group) for row in run.margins for group in row.groups],
-        {
-            "draft": lambda pair: pair[0].draft,
-            "margin": lambda pair: f"from {pair[1].low:g}",
-            "places": lambda pair: share(pair[1].n_places, pair[0].n_tokens),
-            "α": lambda pair: share(pair[1].n_right, pair[1].n_proposed),
-            "ends": lambda pair: share(pair[1].n_ends, of(pair[0], "n_ends")),
-            "tok/rnd": lambda pair: share(pair[0].n_tokens, pair[0].n_rounds) if pair[1].low == 0 else "",
-            "sure": lambda pair: share(pair[0].n_tokens, pair[0].n_sure_rounds) if pair[1].low == 0 else "",
-        },
-        n_words=2,
-    )
+    cells: dict[str, Cell] = {
+        "draft": lambda pair: pair[0].draft,
+        "margin": lambda pair: f"from {pair[1].low:g}",
+        "places": lambda pair: share(pair[1].n_places, pair[0].n_tokens),
+        "α": lambda pair: share(pair[1].n_right, pair[1].n_proposed),
+        "ends": lambda pair: share(pair[1].n_ends, sum(group.n_ends for group in pair[0].groups)),
+        "tok/rnd": lambda pair: share(pair[0].n_tokens, pair[0].n_rounds) if pair[1].low == 0 else "",
+        "sure": lambda pair: share(pair[0].n_tokens, pair[0].n_sure_rounds) if pair[1].low == 0 else "",
+    }
+    return Table([(row, group) for row in run.margins for group in row.groups], cells, n_words=2)
 
 
 def _named(draft_length: int) -> str:

@@ -38,30 +38,27 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from transformers.utils import logging as transformers_logging
 
 from benchmarks import common
 from benchmarks.peers import llama_cpp
 from benchmarks.peers.library import BEAM, LIBRARY
 from benchmarks.peers.page import PEER, PeersRun, PeerTiming, page
-from draft_models import Drafter, ModelDrafter, NgramDrafter
+from draft_models import NgramDrafter
 from speclab.cli import flags, parsing
 from speclab.drafts import registry
 from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.lab.decodings import Decoding
-from speclab.lab.harness import Measurement, measure
+from speclab.lab.harness import measure
 from speclab.lab.output_checks import judge_greedy
 from speclab.lab.turns import take_turns
 from speclab.models import loading
 from speclab.models.cached import check_prompt
-from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records import files
 from speclab.records.arms import BASELINE, GENERATE, Arm
 from speclab.records.log import Line
-from speclab.records.rows import Facts
-from speclab.system.errors import Problem, UsageProblem, reports_problems
+from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note
 
 AUTO, EXIT, LOOKUP = "model auto", "exit", "ngram"
@@ -99,7 +96,6 @@ def one_after_another(decodings: list[Decoding], turn: int) -> None:
 
 
 def timing(line: Line) -> PeerTiming:
-    """A line of the log as this benchmark's record keeps it."""
     of_library = line.arm.method in LIBRARY
     return PeerTiming(
         method=line.arm.method,
@@ -111,30 +107,6 @@ def timing(line: Line) -> PeerTiming:
         seconds=[prefill + decode for prefill, decode in zip(line.prefill_seconds, line.decode_seconds, strict=True)],
         decode_seconds=[None if of_library else seconds for seconds in line.decode_seconds],
     )
-
-
-def record(
-    args: argparse.Namespace,
-    measured: Measurement,
-    repeats: int,
-    lengths: list[int],
-    models: dict[str, str],
-    correctness: list[Facts],
-    ceiling: float | None = None,
-) -> PeersRun:
-    """The record of the measurement, with the settings."""
-    bench = measured.bench
-    settings: dict[str, Any] = {
-        "draft": loading.short_name(args.draft),
-        "draft_lengths": lengths,
-        "max_new_tokens": bench.max_new_tokens,
-        "repeats": repeats,
-        **files.prompt_settings([prompt.text for prompt in measured.prompts]),
-        "n_prompts": len(measured.of(BASELINE, 0.0)),
-    }
-    fields = common.head_of(args, bench.setup, **settings) | {"benchmark": "peers", "interrupted": measured.interrupted}
-    raw = [timing(s) for s in measured.lines]
-    return PeersRun(**fields, models=models, correctness=correctness, ceiling=ceiling, raw=raw)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -154,38 +126,25 @@ def make_parser() -> parsing.Parser:
         help="llama.cpp as a peer, too (default: where its programs are on the PATH and can decode this pair)",
     )
     for role in ("target", "draft"):
-        group.add_argument(
-            f"--llama-{role}",
-            type=parsing.some_path,
-            metavar="FILE",
-            help=f"its {role} as GGUF (default: written anew)",
-        )
+        what = f"its {role} as GGUF (default: written anew)"
+        group.add_argument(f"--llama-{role}", type=parsing.some_path, metavar="FILE", help=what)
     common.add_result_flags(parser, "peers")
     parser.set_defaults(limit=4, max_new_tokens=64)
     return parser
 
 
-def llama(
-    args: argparse.Namespace,
-    setup: Setup,
-    drafter: ModelDrafter | None,
-    prompts: list[Prompt],
-    stack: contextlib.ExitStack,
-) -> llama_cpp.Programs | None:
-    """The programs of llama.cpp with this pair, until `stack` closes; None where they are not wanted, or, with a note,
-    cannot be used."""
-    given = (args.llama_target, args.llama_draft)
-    if args.llama_cpp is False:
-        return None
-    try:
-        programs = stack.enter_context(llama_cpp.programs(setup, drafter, given, torch.get_num_threads()))
-        programs.check(prompts, setup.tokenizer)
-    except Problem as problem:
-        if args.llama_cpp or any(given):
-            raise
-        note(f"without llama.cpp: {problem}")
-        return None
-    return programs
+def drafters_of(args: argparse.Namespace, setup: Setup) -> dict[str, Any]:
+    """The drafts of all arms by their names. Raises UsageProblem where one of --also is measured anyway."""
+    drafters: dict[str, Any] = {LOOKUP: NgramDrafter()}
+    also = registry.read_all(args.also.split(",")) if args.also else []
+    if taken := {choice.name for choice in also} & {"model", LOOKUP, AUTO, EXIT}:
+        raise UsageProblem(f"--also {taken.pop()}: that one is measured anyway; leave it out")
+    if args.draft != LOOKUP:
+        drafter = common.model_drafter(args.draft, setup, args.seed, "the library's assistant must be a model")
+        drafters = {"model": drafter, **drafters, AUTO: AutoLength(drafter)}
+    if EXIT in registry.kinds() and args.target == loading.LAB_TARGET and setup.device.type == "cpu":
+        drafters[EXIT] = registry.make(EXIT, setup)
+    return drafters | registry.make_all(also, setup, args.seed)
 
 
 @reports_problems
@@ -194,56 +153,48 @@ def main(argv: list[str] | None = None) -> int:
     lengths = parsing.numbers(args.draft_length, int, 1, "-k")
     if args.max_new_tokens < 2:
         raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
-    for flag, path in (("--llama-target", args.llama_target), ("--llama-draft", args.llama_draft)):
+    given = (args.llama_target, args.llama_draft)
+    for flag, path in zip(("--llama-target", "--llama-draft"), given, strict=True):
         if path and not path.is_file():
             raise UsageProblem(f"{flag} {path}: there is no such file; give a GGUF file, or leave it out")
     common.check_result_flags(args)
-    also = registry.read_all(args.also.split(",")) if args.also else []
-    if taken := {choice.name for choice in also} & {"model", "ngram", AUTO, EXIT}:
-        raise UsageProblem(f"--also {taken.pop()}: that one is measured anyway; leave it out")
     registry.read(args.draft)
     setup, prompts = flags.load(args)
-    drafter = None
-    if args.draft != LOOKUP:
-        drafter = common.model_drafter(args.draft, setup, args.seed, "the library's assistant must be a model")
+    drafters = drafters_of(args, setup)
+    drafter = drafters.get("model")
     for prompt in prompts:
         for model in (setup.target, *([drafter.draft] if drafter else [])):  # the library drafts to the text's end
             check_prompt(model, prompt.ids, args.max_new_tokens)
     note("\n".join([setup.describe(), *flags.describe_chat(prompts, setup.tokenizer)]))
     transformers_logging.set_verbosity_error()  # its advice on `generate` would break the progress bar
-
-    drafters: dict[str, Drafter] = {LOOKUP: NgramDrafter()}
-    if drafter:
-        drafters = {"model": drafter, **drafters, AUTO: AutoLength(drafter)}
-    if EXIT in registry.kinds() and args.target == loading.LAB_TARGET and setup.device.type == "cpu":
-        drafters[EXIT] = registry.make(EXIT, setup)
-    drafters |= registry.make_all(also, setup, args.seed)
     bench = llama_cpp.PeersBench(setup, drafters, args.max_new_tokens, args.seed)
-    models = {
-        "target": loading.describe_model(setup.target_name, setup.target.model),
-    }
+    models = {"target": loading.describe_model(setup.target_name, setup.target.model)}
     if drafter:
         models["draft"] = loading.describe_model(loading.short_name(args.draft), drafter.draft.model, "draft")
     ceiling = None
     with contextlib.ExitStack() as stack:
-        bench.llama = llama(args, setup, drafter, prompts, stack)
+        if args.llama_cpp is not False:
+            sure = args.llama_cpp or any(given)
+            bench.llama = stack.enter_context(llama_cpp.programs(setup, drafter, given, prompts, bool(sure)))
         if bench.llama:
-            given = args.llama_target and f"the weights of {args.llama_target.name} as they are"
-            weights = given or "weights in float32, attention in float16"
+            as_given = args.llama_target and f"the weights of {args.llama_target.name} as they are"
+            weights = as_given or "weights in float32, attention in float16"
             models[llama_cpp.METHOD] = f"{bench.llama.version()}, {weights}"
             ceiling = bench.llama.ceiling(args.max_new_tokens)
         arms = arms_for(lengths, drafters, bench.llama is not None)
         measured = measure(bench, arms, [0.0], prompts, args.repeats, {}, schedule=one_after_another)
     checked = [arm for arm in arms[1:] if arm not in BEAMS]  # all arms but beam search, whose text is another one
     checks = [judge_greedy(measured, arm) for arm in checked]
-    run = record(args, measured, args.repeats, lengths, models, checks, ceiling)
+    settings = {"draft": loading.short_name(args.draft), "draft_lengths": lengths, "repeats": args.repeats}
+    settings |= {"max_new_tokens": args.max_new_tokens, **files.prompt_settings([p.text for p in measured.prompts])}
+    settings["n_prompts"] = len(measured.of(BASELINE, 0.0))
+    fields = common.head_of(args, setup, stopped=measured.interrupted, **settings)
+    raw = [timing(line) for line in measured.lines]
+    run = PeersRun(**fields, models=models, correctness=checks, ceiling=ceiling, raw=raw)
     code = common.finish(args, run, page, measured.stop)
-    wrong = [
-        arm
-        for arm, entry in zip(checked, checks, strict=True)
-        if arm.method in (*PEER, *drafters) and not entry["passed"]
-    ]
-    return code or int(bool(wrong))
+    own = (*PEER, *drafters)
+    wrong = any(arm.method in own and not one["passed"] for arm, one in zip(checked, checks, strict=True))
+    return code or int(wrong)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.peers.library import EARLY_EXIT, LIBRARY, PeerDecoding
@@ -38,8 +39,8 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.arms import Arm
 from speclab.system import startup
-from speclab.system.errors import EnvironmentProblem, UsageProblem
-from speclab.system.terminal import harmless
+from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem
+from speclab.system.terminal import harmless, note
 
 METHOD = "llama.cpp"
 PLAIN, SPECULATIVE, TOKENIZE, CEILING = "llama-completion", "llama-speculative-simple", "llama-tokenize", "llama-bench"
@@ -82,16 +83,6 @@ def read_speculative(out: bytes, err: str, prompt: bytes, budget: int) -> Genera
     return Generated(text, encoded / encode_rate + 1 / rate, (budget - 1) / rate, counts)
 
 
-def read_ids(out: bytes) -> list[int]:
-    """Read the output of llama-tokenize --ids."""
-    return _read(lambda: [int(id_) for id_ in json.loads(out.decode().strip().splitlines()[-1])])
-
-
-def read_ceiling(out: bytes) -> float:
-    """Read the tokens per second from the output of llama-bench -o json."""
-    return _read(lambda: float(json.loads(out)[0]["avg_ts"]))
-
-
 def _read(reader: Callable[[], Any]) -> Any:
     """Return the result of `reader`. Raises EnvironmentProblem where a program of another version prints something
     else."""
@@ -102,13 +93,12 @@ def _read(reader: Callable[[], Any]) -> Any:
         raise EnvironmentProblem(reason) from None
 
 
+def read_ids(out: bytes) -> list[int]:
+    return _read(lambda: json.loads(out.decode().strip().splitlines()[-1]))
+
+
 def _number(pattern: str, text: str) -> float:
-    """The number in the last match. Raises EnvironmentProblem where a program of another version prints something
-    else."""
-    found = re.findall(pattern, text)
-    if not found:
-        raise EnvironmentProblem(f"no {pattern!r} in what llama.cpp printed: another version; use --no-llama-cpp")
-    return float(found[-1])
+    return _read(lambda: float(re.findall(pattern, text)[-1]))
 
 
 def whole_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -133,11 +123,6 @@ def ids_of(text: bytes, expected: list[int], tokenizer: PreTrainedTokenizerBase)
 
 
 # --- running them -----------------------------------------------------------------------------------------------------
-
-
-def missing() -> list[str]:
-    """The programs that are needed and are not on the PATH."""
-    return [name for name in NEEDED if not shutil.which(name)]
 
 
 @dataclass
@@ -165,13 +150,11 @@ class Programs:
         return done.stdout, err
 
     def file(self, prompt: str) -> Path:
-        """The file of a prompt."""
         path = self.folder / "prompt.txt"
         path.write_bytes(prompt.encode())
         return path
 
     def version(self) -> str:
-        """The version of its build."""
         _, err = self.run(PLAIN, "--version")
         return harmless(_read(lambda: err.strip().splitlines()[0]).removeprefix("version: "))
 
@@ -185,7 +168,6 @@ class Programs:
                 raise UsageProblem(f"llama.cpp makes other ids of a {prompt.kind} prompt{template} use --no-llama-cpp")
 
     def generate(self, prompt: str, draft_length: int, budget: int) -> Generated:
-        """Continue a prompt greedily; draft_length 0 is plain decoding."""
         words = ["-bf", self.file(prompt), "--no-escape", "-t", self.threads, "--temp", 0, "--ignore-eos"]
         if not draft_length:
             plain = ["-n", budget, "-no-cnv", "--no-display-prompt", "--simple-io"]
@@ -199,31 +181,50 @@ class Programs:
         if not shutil.which(CEILING):
             return None
         out, _ = self.run(CEILING, "-p", 0, "-n", n_tokens, "-t", self.threads, "-o", "json")
-        return read_ceiling(out)
+        return _read(lambda: float(json.loads(out)[0]["avg_ts"]))
 
 
 @contextlib.contextmanager
 def programs(
-    setup: Setup, draft: ModelDrafter | None, files: tuple[Path | None, Path | None], threads: int
-) -> Iterator[Programs]:
+    setup: Setup,
+    draft: ModelDrafter | None,
+    files: tuple[Path | None, Path | None],
+    prompts: list[Prompt],
+    sure: bool,
+) -> Iterator[Programs | None]:
     """The programs of llama.cpp with this pair, as files that are given, or that exist only while this is open.
 
-    Raises a Problem where it cannot decode the pair as the lab does.
+    sure: whether it is a Problem where it cannot decode the pair as the lab does; else there is a note, and None.
     """
-    if lacking := missing():
+    with tempfile.TemporaryDirectory(prefix="speclab-") as name:
+        found: Programs | None = None
+        try:
+            found = _programs(setup, draft, files, Path(name))
+            found.check(prompts, setup.tokenizer)
+        except Problem as problem:
+            if sure:
+                raise
+            note(f"without llama.cpp: {problem}")
+            found = None
+        yield found
+
+
+def _programs(
+    setup: Setup, draft: ModelDrafter | None, files: tuple[Path | None, Path | None], folder: Path
+) -> Programs:
+    if lacking := [name for name in NEEDED if not shutil.which(name)]:
         raise EnvironmentProblem(f"{', '.join(lacking)} not on the PATH; build llama.cpp, or use --no-llama-cpp")
     if setup.device.type != "cpu" or setup.dtype_name != "float32":
         raise UsageProblem("llama.cpp is compared on the CPU in float32; use --device cpu, or --no-llama-cpp")
-    with tempfile.TemporaryDirectory(prefix="speclab-") as name:
-        folder = Path(name)
-        models = {"target": setup.target.model} | ({"draft": draft.draft.model} if draft else {})
-        paths = {role: given for role, given in zip(("target", "draft"), files, strict=True) if given}
-        for role, model in models.items():
-            if role not in paths:
-                from speclab.extensions.servers.written_gguf import write_model
+    paths = []
+    for role, model, given in zip("td", (setup.target.model, draft and draft.draft.model), files, strict=True):
+        if model and not given:
+            from speclab.extensions.servers.written_gguf import write_model
 
-                paths[role] = write_model(model, setup.tokenizer, folder / f"{role}.gguf")
-        yield Programs(paths["target"], paths.get("draft"), folder, threads)
+            given = write_model(model, setup.tokenizer, folder / f"{role}.gguf")
+        paths.append(given)
+    assert paths[0]
+    return Programs(paths[0], paths[1], folder, torch.get_num_threads())
 
 
 # --- among the other arms ---------------------------------------------------------------------------------------------
@@ -237,7 +238,6 @@ class LlamaDecoding(Decoding):
         self._prompt, self._peers = prompt, peers
 
     def advance(self) -> None:
-        """Decode the whole text."""
         assert self._peers.llama
         text = whole_text(self._prompt, self._peers.setup.tokenizer)
         made = self._peers.llama.generate(text, self.arm.draft_length, self.budget)
@@ -260,7 +260,6 @@ class PeersBench(Bench):
         budget: int | None = None,
         lengths: list[int] | None = None,
     ) -> Decoding:
-        """An arm ready to work on a prompt."""
         budget, ids = budget or self.max_new_tokens, prompt.ids.to(self.setup.device)
         if arm.method == METHOD:
             return LlamaDecoding(arm, prompt, budget, self)
@@ -280,5 +279,4 @@ class PeersBench(Bench):
         return super().decoding(arm, sampling, prompt, stream, budget, lengths)
 
     def greedy_only(self, arm: Arm) -> bool:
-        """llama.cpp and the library's early exit are compared token for token, too."""
         return arm.method in (METHOD, *LIBRARY) or super().greedy_only(arm)

@@ -1,9 +1,9 @@
 """The result of `python -m benchmarks.peers`: its record, the ratios between its arms, and its page."""
 
+import functools
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from benchmarks import common
 from benchmarks.peers import llama_cpp
@@ -78,57 +78,43 @@ def by_arm(timings: Timings, kind: str | None = None) -> dict[Key, Timings]:
 
 
 def typical(timings: Timings, seconds: str = "seconds") -> list[float]:
-    """The median over repeats for every prompt."""
     return [statistics.median(getattr(t, seconds)) for t in timings]
 
 
 def ratio(before: Timings, after: Timings, seconds: str = "seconds") -> Ratio:
     """The ratio that says how many times as fast `after` is on the same prompts."""
     top, bottom = typical(before, seconds), typical(after, seconds)
-    low, high = ratio_interval(top, bottom) or (None, None)
-    return Ratio(sum(top) / sum(bottom), low, high)
+    return Ratio(sum(top) / sum(bottom), *(ratio_interval(top, bottom) or (None, None)))
 
 
 def over_peers(run: PeersRun, kind: str | None = None) -> dict[Key, Ratio]:
-    """The ratio of each of the lab's arms to its peer."""
     arms = by_arm(run.raw, kind)
     return {(name, k): ratio(arms[PEER[name], k], arms[name, k]) for name, k in list(arms) if name in PEER}
 
 
-class Goal(NamedTuple):
-    """A goal and its measurement."""
+def goals(run: PeersRun) -> list[tuple[str, ...]]:
+    """What was asked for beside what was measured: each arm over its peer, then the best length over the baseline."""
+    rows: list[tuple[str, ...]] = []
 
-    what: str
-    draft_length: int
-    prompts: str
-    asked: float
-    measured: Ratio
+    def add(what: str, draft_length: int, prompts: str, asked: float, measured: Ratio) -> None:
+        value, low, high = measured
+        unsure = ", not surely" * (low is None or high is None or low < asked <= high)
+        verdict = ("met" if value >= asked else f"MISSED by {1 - value / asked:.0%}") + unsure
+        rows.append((what, str(draft_length or "-"), prompts, speedup(asked), str(measured), verdict))
 
-    @property
-    def verdict(self) -> str:
-        """A phrase that says whether the goal was met, and whether the interval covers what was asked."""
-        value, low, high = self.measured
-        unsure = ", not surely" * (low is None or high is None or low < self.asked <= high)
-        return ("met" if value >= self.asked else f"MISSED by {1 - value / self.asked:.0%}") + unsure
-
-
-def goals(run: PeersRun) -> list[Goal]:
-    """The goals: each arm over its peer, then the best length over the baseline."""
-    rows = []
     for method, (kind, asked) in ASKED.items():
         for (name, k), measured in over_peers(run, kind).items():
             if name == method:
-                rows.append(Goal(f"{name} ÷ {PEER[name]}", k, kind or "all", asked, measured))
+                add(f"{name} ÷ {PEER[name]}", k, kind or "all", asked, measured)
     arms = by_arm(run.raw)
     for method in ("model", "ngram"):
-        lengths = [k for name, k in arms if name == method]
-        if not lengths:
-            continue
-        decoding = {k: ratio(arms["baseline", 0], arms[method, k], "decode_seconds") for k in lengths}
-        best = max(lengths, key=lambda k: decoding[k].value)
-        n_rounds = sum(t.n_passes - 1 for t in arms[method, best])
-        tokens_per_round = sum(t.n_passes - 1 for t in arms["baseline", 0]) / n_rounds
-        rows.append(Goal(f"{method} ÷ baseline", best, "all", ASKED_SHARE * tokens_per_round, decoding[best]))
+        decoding = {
+            k: ratio(arms["baseline", 0], arms[name, k], "decode_seconds") for name, k in arms if name == method
+        }
+        if decoding:
+            best = max(decoding, key=lambda k: decoding[k].value)
+            passes = (sum(t.n_passes - 1 for t in arms[arm]) for arm in (("baseline", 0), (method, best)))
+            add(f"{method} ÷ baseline", best, "all", ASKED_SHARE * next(passes) / next(passes), decoding[best])
     return rows
 
 
@@ -160,11 +146,6 @@ ASKED_LEGEND = [
 ]
 
 
-def ratio_cell(ratios: dict[Key, Ratio]) -> Cell:
-    """The ratio of an arm, a dash where it has none."""
-    return lambda arm: str(ratios.get(arm, "-"))
-
-
 def speed_tables(run: PeersRun) -> list[Block]:
     """A table with a line for every arm, over all prompts; then the lab's arms over their peers for each kind of
     prompt."""
@@ -178,23 +159,19 @@ def speed_tables(run: PeersRun) -> list[Block]:
     speeds: dict[str, Cell] = {
         "tok/s": lambda arm: f"{n_tokens / sum(typical(arms[arm])):.1f}",
         "÷ generate": lambda arm: str(ratio(arms["generate", 0], arms[arm])),
-        "÷ peer": ratio_cell(to_peer),
+        "÷ peer": lambda arm: str(to_peer.get(arm, "-")),
         "÷ baseline": lambda arm: speedup(ratio(arms["baseline", 0], arms[arm]).value),
         "tok/pass": lambda arm: f"{n_tokens / sum(t.n_passes for t in arms[arm]):.2f}",
         "same text": lambda arm: same.get(f"{arm[0]} k={arm[1]}", same.get(arm[0], "-")),
     }
-    kinds = {kind: ratio_cell(over_peers(run, kind)) for kind in dict.fromkeys(t.prompt_kind for t in run.raw)}
-    by_kind = Table(list(to_peer), keys | kinds)
+    by_kind = {kind: over_peers(run, kind) for kind in dict.fromkeys(t.prompt_kind for t in run.raw)}
+    kinds = {kind: functools.partial(lambda found, arm: str(found.get(arm, "-")), one) for kind, one in by_kind.items()}
     measured = list(dict.fromkeys(method for method, _ in arms))
     methods = [f"{method}: {meaning}" for method, meaning in METHODS.items() if method in measured]
     more = [name for name in measured if name not in METHODS and name != llama_cpp.METHOD]
     methods += [f"{name}: our speculative loop with --draft {name}, which has no peer" for name in more]
-    return [
-        Table(list(arms), keys | speeds),
-        Lines(methods + LEGEND),
-        Heading("Over the peer, by kind of prompt"),
-        by_kind,
-    ]
+    heading = Heading("Over the peer, by kind of prompt")
+    return [Table(list(arms), keys | speeds), Lines(methods + LEGEND), heading, Table(list(to_peer), keys | kinds)]
 
 
 def llama_table(run: PeersRun) -> list[Block]:
@@ -210,9 +187,6 @@ def llama_table(run: PeersRun) -> list[Block]:
     def speed(timings: Timings) -> str:
         return f"{n_tokens / sum(typical(timings, 'decode_seconds')):.1f}"
 
-    def gain(timings: Timings, plain: Timings) -> str:
-        return speedup(ratio(plain, timings, "decode_seconds").value)
-
     ratios = {key: ratio(timings, arms[key], "decode_seconds") for key, timings in theirs.items()}
     cells: dict[str, Cell] = {
         "arm": lambda key: key[0],
@@ -221,8 +195,8 @@ def llama_table(run: PeersRun) -> list[Block]:
         "llama.cpp tok/s": lambda key: speed(theirs[key]),
         "ours ÷ llama.cpp": lambda key: str(ratios[key]),
         "faster": lambda key: faster(ratios[key]),
-        "our speedup": lambda key: gain(arms[key], arms["baseline", 0]),
-        "its speedup": lambda key: gain(theirs[key], theirs["baseline", 0]),
+        "our speedup": lambda key: speedup(ratio(arms["baseline", 0], arms[key], "decode_seconds").value),
+        "its speedup": lambda key: speedup(ratio(theirs["baseline", 0], theirs[key], "decode_seconds").value),
     }
     legend = [
         "llama.cpp runs its llama-completion, and its llama-speculative-simple with the same draft and k.",
@@ -240,23 +214,19 @@ def llama_table(run: PeersRun) -> list[Block]:
         for other in (False, True)
     )
     over = ratio(arms[its, its_k], arms[best, k], "decode_seconds")
+    names = [
+        f"{name}, k = {n}" if n else name for name, n in ((best, k), ("the draft model" if its_k else "plain", its_k))
+    ]
     legend.append(
-        f"Our fastest arm is {_named(best, k)}, with {speed(arms[best, k])} tok/s; that of llama.cpp is "
-        f"{_named('plain', 0) if not its_k else _named('the draft model', its_k)}, with {speed(arms[its, its_k])}: "
-        f"ours ÷ llama.cpp is {over}."
+        f"Our fastest arm is {names[0]}, with {speed(arms[best, k])} tok/s; that of llama.cpp is {names[1]}, with "
+        f"{speed(arms[its, its_k])}: ours ÷ llama.cpp is {over}."
     )
     if run.ceiling is not None:
         legend.append(f"llama-bench, plain and without a prompt, decodes {run.ceiling:.1f} tok/s, its ceiling.")
     return [Heading("Against llama.cpp"), Table(list(theirs), cells), Lines(legend)]
 
 
-def _named(method: str, draft_length: int) -> str:
-    """The name of an arm in a sentence."""
-    return f"{method}, k = {draft_length}" if draft_length else method
-
-
 def faster(measured: Ratio) -> str:
-    """The name of the faster one, from ours ÷ llama.cpp."""
     low, high = (measured.value if end is None else end for end in (measured.low, measured.high))
     return "ours" if low > 1 else llama_cpp.METHOD if high < 1 else "unclear"
 
@@ -273,13 +243,9 @@ def page(run: PeersRun) -> list[Block]:
             foreign = check["arm"].startswith(llama_cpp.METHOD) and one["verdict"] != "near-tie"
             verdict = "more than rounding in float32 explains" if foreign else one["verdict"]
             differences.append(f"{check['arm']}, prompt {one['prompt']}: from token {one['position']} on, {verdict}")
+    heads = ("what", "k", "prompts", "asked", "measured", "verdict")
     asked: dict[str, Cell] = {
-        "what": lambda goal: goal.what,
-        "k": lambda goal: str(goal.draft_length or "-"),
-        "prompts": lambda goal: goal.prompts,
-        "asked": lambda goal: speedup(goal.asked),
-        "measured": lambda goal: str(goal.measured),
-        "verdict": lambda goal: goal.verdict,
+        head: functools.partial(lambda place, row: row[place], place) for place, head in enumerate(heads)
     }
     return [
         *common.begin("Against the library's own decoders", run),

@@ -58,7 +58,6 @@ class FeatureDrafter(HeadDrafter):
         return as_drawn(drawn)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Take the states of the tokens that are final, and the token after each."""
         if self._tokens.shape[1] == self._hidden.shape[1]:  # not right after the prompt, whose states are here already
             self._take_states(n_accepted + 1)
         self._tokens = joined(self._tokens, to_device(committed, self.device)[None])

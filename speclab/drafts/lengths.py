@@ -47,7 +47,6 @@ class RoundCosts:
 
     @property
     def longest(self) -> int:
-        """The longest draft whose cost is known."""
         return min(len(self.draft), len(self.rest)) - 1
 
     def seconds(self, n: int) -> float:
@@ -96,7 +95,6 @@ class Acceptance:
         self.matches = [Tally(guess) for guess in MATCHES]
 
     def chain(self, longest: int) -> list[float]:
-        """Return the acceptance to expect by depth."""
         return [self.depths[min(depth, LONGEST - 1)].rate for depth in range(longest)]
 
     def given(self, probability: float) -> Tally:

@@ -92,7 +92,6 @@ _KINDS: dict[str, Kind] = {}
 
 
 def add(usage: str, reader: Any, help: str, trained: bool = False, is_lookup: bool = False) -> None:
-    """Add a kind of draft to the table, as `Kind` describes it."""
     kind = Kind(usage, reader, help, trained, is_lookup)
     if kind.name in _KINDS:
         raise ValueError(f"two kinds of draft are named {kind.name}")

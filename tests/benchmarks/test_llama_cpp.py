@@ -67,11 +67,6 @@ def test_the_times_of_the_speculative_program():
         llama_cpp.read_speculative(b"\n\ndef g(x):\n\n\n\n", SPECULATIVE, b"def f(x):", 48)
 
 
-def test_ids_and_the_ceiling():
-    assert llama_cpp.read_ids(b"[316, 877, 63]\n") == [316, 877, 63]
-    assert llama_cpp.read_ceiling(BENCH) == pytest.approx(380.796039)
-
-
 def test_another_version_is_one_line():
     with pytest.raises(EnvironmentProblem, match="another version; use --no-llama-cpp"):
         llama_cpp.read_plain(b"", PLAIN.replace("eval time", "evaluation"), 48)
@@ -218,4 +213,3 @@ def test_without_its_programs_it_is_left_out(run, monkeypatch):
     code, out, err = run("--llama-cpp")
     assert (code, out) == (3, "")
     assert "llama-speculative-simple" in err
-    assert llama_cpp.missing() == list(llama_cpp.NEEDED)

@@ -288,7 +288,7 @@ def test_on_a_machine_that_keeps_its_prices_predictions_are_measurements(priced)
             assert row.same_as_baseline is True
             assert row.forecast == pytest.approx(row.speedup, rel=1e-9), (row.method, row.draft_length)
             assert row.forecast_tokens_per_round == pytest.approx(row.tokens_per_round, rel=1e-9)
-        if row.ladder:
+        if row.ladder and row.temperature == 0:
             assert ladder.factors(row)["all else"] == pytest.approx(1.0, rel=1e-9)
     models = [row for row in speculative if row.method == "model" and row.draft_length > 1]
     assert all(row.ladder for row in models)

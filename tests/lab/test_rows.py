@@ -103,7 +103,15 @@ def test_same_as_baseline_looks_at_every_repeat():
 def test_predictions_of_all_prompts_are_added_up():
     """They are put in where the row is made; a prompt without costs adds nothing."""
     part = PredictedSeconds(
-        n_tokens=10, n_rounds=5, n_drafted=10, baseline=10.0, draft=1, verify=6, overhead=1, expected=4
+        n_tokens=10,
+        n_rounds=5,
+        n_drafted=10,
+        baseline=10.0,
+        draft=1,
+        verify=6,
+        overhead=1,
+        expected=4,
+        expected_rounds=4,
     )
     own, baseline = [sample(MODEL, i, 1.0, **FIVE) for i in range(2)], [sample(BASELINE, i, 1.0) for i in range(2)]
     made = row_of(MODEL, own, baseline, COMMON, "all", None, {(MODEL, 0.0, 0): part})

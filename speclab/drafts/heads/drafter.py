@@ -17,7 +17,6 @@ SPARE = 512  # rows of new buffers beyond what is needed
 
 
 def joined(before: Tensor, more: Tensor) -> Tensor:
-    """Join (1, rows, ...); mostly there are none before."""
     return torch.cat([before, more], dim=1) if before.shape[1] else more
 
 
@@ -50,7 +49,6 @@ class HeadDrafter(Drafter):
         return self.head.norm.weight.device
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Take the target's states of the prompt; they are read in the first round."""
         self._target, self._sampling, self._vocab_size = target, sampling, target.vocab_size
         self._length = 0
         self._hidden = target.hidden(self._layers)  # (1, rows, layers * width), not read yet

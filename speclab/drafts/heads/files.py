@@ -280,7 +280,6 @@ def write_files(
 
 
 def written(block: Any) -> dict[str, Any]:
-    """Return the entries of transformer_layer_config."""
     return {key: value for key, value in block.to_dict().items() if value is not None}
 
 

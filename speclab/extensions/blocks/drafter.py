@@ -24,7 +24,6 @@ class BlockDrafter(HeadDrafter):
     """
 
     head: BlockHead
-    _anchor: Tensor | None  # (1,) the last committed token
 
     def __init__(self, head: BlockHead, ids: Tensor | None = None):
         super().__init__(head, ids)
@@ -32,18 +31,15 @@ class BlockDrafter(HeadDrafter):
 
     @property
     def room(self) -> int:
-        """Return the largest number of tokens of a draft."""
         return self.longest_draft
 
     def length_notes(self, name: str, asked: list[int]) -> list[str]:
-        """Return the lengths that are longer than a block."""
         longer = ",".join(str(k) for k in asked if k > self.longest_draft)
         return [f"{name} proposes at most {self.longest_draft} tokens; -k {longer} drafts no more"] if longer else []
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Take the target's states of the prompt, (1, prompt length) ids; they are read in the first round."""
         super().prefill(target, prompt, sampling)
-        self._anchor = None
+        self._anchor = prompt[0, :0]  # (1,), the last committed token; it comes with `observe`
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """Propose at most `k` tokens, and not more than a block has. uniforms (1, k), in [0, 1).
@@ -56,7 +52,6 @@ class BlockDrafter(HeadDrafter):
             return as_draft([], self.device)
         drawn: list[Drawn] = []
         token = self._anchor
-        assert token is not None
         with torch.inference_mode():
             logits = self._logits()
             for i in range(k):
@@ -66,15 +61,13 @@ class BlockDrafter(HeadDrafter):
         return as_drawn(drawn)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Take the states of the tokens that are final, and the last token."""
-        if self._anchor is not None:  # not right after the prompt, whose states are here already
+        if len(self._anchor):  # not right after the prompt, whose states are here already
             self._take_states(n_accepted + 1)
         self._anchor = to_device(committed[-1:], self.device)
 
     def _logits(self) -> Tensor:
         """Read the states that are not read yet, and run a block -> the logits of the tokens after the anchor,
         (1, n, draft vocabulary), without the Markov bias."""
-        assert self._anchor is not None
         length, n = self._length, self._hidden.shape[1]
         rotation = self._rotation(length, n + self.head.config.slots)
         logits = self.head.draft(self._hidden, self._anchor[:, None], rotation, length, self._keys, self._values)
@@ -85,18 +78,14 @@ class BlockDrafter(HeadDrafter):
 
     @property
     def drafter(self) -> Drafter:
-        """Return this drafter itself."""
         return self
 
     def start_tree(self) -> Tensor:
-        """Return the logits of the token after everything committed, (1, the target's vocabulary)."""
         self._slots = self._logits()  # (1, longest, draft vocabulary)
-        assert self._anchor is not None
         return self.grow(self._anchor, None, None, 0)
 
     def grow(self, tokens: Tensor, parents: Tensor | None, reads: Tensor | None, depth: int) -> Tensor:
-        """Return the logits of the token after each of these (m,), (m, the target's vocabulary): no pass, one slot
-        serves all."""
+        """Return the logits after each of these (m,), (m, the target's vocabulary): no pass, one slot serves all."""
         logits = self._slots[:, depth].expand(len(tokens), -1)
         return self.as_target_logits(self.head.biased(logits, tokens), self._vocab_size)
 

@@ -1,4 +1,4 @@
-"""Heads that draft blocks, in folders and on the hub (speclab/drafts/heads/files.py), and `--draft block[:HEAD]`.
+"""Heads that draft blocks, in folders and on the hub (speclab/drafts/heads/files.py).
 
 Their embedding is always the target's. The layers of a causal head have a window as long as the context.
 """
@@ -10,28 +10,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from speclab.core.drafter import Drafter
-from speclab.drafts.heads.files import (
-    CONFIG,
-    CORRECT,
-    EMBEDDING,
-    HEAD,
-    UNUSED,
-    SavedHead,
-    check_format,
-    check_width,
-    decoder_of,
-    entry,
-    layers_of,
-    read_files,
-    read_tensors,
-    weights_of,
-    write_files,
-    written,
-)
-from speclab.drafts.registry import Choice, head_choice
+from speclab.drafts.heads import files
+from speclab.drafts.heads.files import CONFIG, EMBEDDING, HEAD, UNUSED, SavedHead, entry
 from speclab.engines.eager import decoder_layers
-from speclab.extensions.blocks.drafter import BlockDrafter
 from speclab.extensions.blocks.head import BlockConfig, BlockHead
 from speclab.models import loading
 from speclab.system.errors import UsageProblem
@@ -41,26 +22,16 @@ NAMES = {"dspark": "DSparkSpeculator", "dflash": "DFlashSpeculator"}
 COMPUTED = {"markov_head_type": "vanilla", "projector_type": "dflash", "shift_label": False}
 
 
-def read_choice(argument: str, text: str) -> Choice:
-    """Read `block` or `block:HEAD`."""
-    return head_choice("block", argument, text, _drafter)
-
-
-def _drafter(place: str, target: PreTrainedModel, own_width: int | None) -> Drafter:
-    if own_width is not None:
-        raise UsageProblem("block: a padded target is read only by a head like the lab's own; give feature")
-    return BlockDrafter(*read_block(place, target))
-
-
 def read_block(name: str, target: PreTrainedModel) -> SavedHead:
     """Return the head of a folder or a hub name, for this target, on its device and in its number format.
 
     Raises EnvironmentProblem where it cannot be read, and UsageProblem where it belongs to another target.
     """
-    found, weights = read_files(name)
-    config = loading.loaded(name, f"its {CONFIG}", lambda: config_from(found, len(decoder_layers(target))), CORRECT)
-    draft, (table, output) = f"block:{loading.short_name(name)}", weights_of(target)
-    check_width(draft, config.target_hidden, table.shape[1])
+    found, weights = files.read_files(name)
+    n_layers = len(decoder_layers(target))
+    config = loading.loaded(name, f"its {CONFIG}", lambda: config_from(found, n_layers), files.CORRECT)
+    draft, (table, output) = f"block:{loading.short_name(name)}", files.weights_of(target)
+    files.check_width(draft, config.target_hidden, table.shape[1])
     if (config.block.vocab_size, config.block.hidden_size) != table.shape:
         raise UsageProblem(
             f"{draft} works with {config.block.vocab_size} embeddings of width {config.block.hidden_size} and the "
@@ -71,7 +42,7 @@ def read_block(name: str, target: PreTrainedModel) -> SavedHead:
         with torch.device("meta"):
             head = BlockHead(config, table, output)
         more = {HEAD: (config.draft_vocab, config.target_hidden)}
-        tensors, ids = read_tensors(weights, head, target, config, more, (*UNUSED, EMBEDDING))
+        tensors, ids = files.read_tensors(weights, head, target, config, more, (*UNUSED, EMBEDDING))
         own = tensors.pop(HEAD)
         head.output.weight = output if ids is None else own
         head.load_state_dict(tensors, assign=True)
@@ -82,7 +53,7 @@ def read_block(name: str, target: PreTrainedModel) -> SavedHead:
 
 def config_from(found: dict[str, Any], n_layers: int) -> BlockConfig:
     """Return what config.json says. Raises ValueError where it is no head of this kind. n_layers: the target's."""
-    check_format(found, "block", ("dflash", "dspark"))
+    files.check_format(found, "block", ("dflash", "dspark"))
     for name, value in COMPUTED.items():
         if found.get(name) not in (None, value):
             raise ValueError(f"{name} is {found[name]!r:.60}; it should be {value!r}")
@@ -93,55 +64,41 @@ def config_from(found: dict[str, Any], n_layers: int) -> BlockConfig:
     layer = entry(found, "transformer_layer_config", dict)
     if layer.get("model_type") not in (None, "qwen3") or layer.get("num_hidden_layers") is None:
         raise ValueError("its model_type or num_hidden_layers says that its decoder is not layers of qwen3")
-    block = decoder_of(found, "qwen3")
+    block = files.decoder_of(found, "qwen3")
     if mask >= block.vocab_size:
         raise ValueError(f"mask_token_id is {mask}, and there are {block.vocab_size} ids")
+    # An entry of its own says whether it is causal, or the layers do: those with a window, which has to be as long as
+    # the context here, are causal within a block.
+    windows = {kind == "sliding_attention" for kind in block.layer_types}
+    if windows != {False} and (len(windows) > 1 or (block.sliding_window or 0) < block.max_position_embeddings):
+        raise ValueError("some of its layers attend to a window; the lab reads heads that attend to the whole text")
+    usual = windows == {True} and not entry(found, "sliding_window_non_causal", bool, False)
     return BlockConfig(
         block=block,
-        layers=layers_of(entry(found, "aux_hidden_state_layer_ids", list), n_layers),
+        layers=files.layers_of(entry(found, "aux_hidden_state_layer_ids", list), n_layers),
         target_hidden=entry(found, "target_hidden_size", int, block.hidden_size),
         draft_vocab=entry(found, "draft_vocab_size", int),
         slots=slots,
         mask=mask,
         markov_rank=entry(found, "markov_rank", int, 256) if found["speculators_model_type"] == "dspark" else 0,
-        causal=_is_causal(block, found),
+        causal=entry(found, "causal", bool, usual),
         from_anchor=from_anchor,
     )
 
 
-def _is_causal(block: Any, found: dict[str, Any]) -> bool:
-    """An entry of its own says so, or the layers do: with a window, here as long as the context, they are causal within
-    a block."""
-    windows = {kind == "sliding_attention" for kind in block.layer_types}
-    if windows != {False} and (len(windows) > 1 or (block.sliding_window or 0) < block.max_position_embeddings):
-        raise ValueError("some of its layers attend to a window; the lab reads heads that attend to the whole text")
-    usual = windows == {True} and not entry(found, "sliding_window_non_causal", bool, False)
-    return entry(found, "causal", bool, usual)
-
-
 def write_block(
-    folder: Path,
-    head: BlockHead,
-    target: str,
-    architectures: list[str],
-    ids: Tensor | None = None,
+    folder: Path, head: BlockHead, target: str, architectures: list[str], ids: Tensor | None = None
 ) -> None:
     """Write a head; an engine drafts its block. The rest: as `write_head` of speclab/drafts/heads/files.py."""
     config = head.config
     kind = "dspark" if config.markov_rank else "dflash"
-    window = {
-        "layer_types": ["sliding_attention"] * config.block.num_hidden_layers,
-        "use_sliding_window": True,
-        "sliding_window": config.block.max_position_embeddings,
-    }
     entries = {
-        "transformer_layer_config": written(config.block) | (window if config.causal else {}),
         "aux_hidden_state_layer_ids": [layer + 1 for layer in config.layers],
         "block_size": config.slots,
         "mask_token_id": config.mask,
         "sample_from_anchor": config.from_anchor,
-        "sliding_window_non_causal": not config.causal,
+        "causal": config.causal,
     }
     if config.markov_rank:
         entries |= {"markov_rank": config.markov_rank, "markov_head_type": "vanilla", "enable_confidence_head": False}
-    write_files(folder, head, (kind, NAMES[kind]), entries, target, architectures, config.longest, ids)
+    files.write_files(folder, head, (kind, NAMES[kind]), entries, target, architectures, config.longest, ids)

@@ -27,13 +27,11 @@ BLOCKS_AT_ONCE = 64  # the blocks of a pass take memory by the square of their n
 @dataclass(frozen=True)
 class BlockConfig:
     """The settings of a head. block: the sizes of its decoder layers, the target's vocabulary, rotary positions.
-    layers: decoder layers of the target whose outputs it reads, from 0.
-    target_hidden: width of the target's hidden states, and its own.
-    draft_vocab: ids that it can propose.
-    slots: the number of slots of a block, the anchor included. mask: the id in all other slots, which no text has.
-    markov_rank: the rank of the bias that depends on the token before; 0 = none.
-    causal: a slot attends to those before it, not to those behind it.
-    from_anchor: the anchor's slot predicts the token after it, and so on; else the slot behind the anchor does.
+    layers: decoder layers of the target whose outputs it reads, from 0. target_hidden: width of the target's hidden
+    states, and its own. draft_vocab: ids that it can propose. slots: of a block, the anchor included. mask: the id in
+    all other slots, which no text has. markov_rank: of the bias by the token before; 0 = none. causal: a slot attends
+    to those before it, not to those behind it. from_anchor: the anchor's slot predicts the token after it, and so on;
+    else the slot behind the anchor does.
     """
 
     block: Any  # Qwen3Config
@@ -52,21 +50,8 @@ class BlockConfig:
         return self.slots - (not self.from_anchor)
 
 
-class MarkovHead(nn.Module):
-    """A bias of the logits by the token before: one row of a table of low rank."""
-
-    def __init__(self, vocab: int, draft_vocab: int, rank: int):
-        super().__init__()
-        self.markov_w1 = nn.Embedding(vocab, rank)
-        self.markov_w2 = nn.Linear(rank, draft_vocab, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Look up the bias: ids (...) -> (..., draft_vocab)"""
-        return self.markov_w2(self.markov_w1(tokens.clamp(max=self.markov_w1.num_embeddings - 1)))
-
-
 class BlockHead(nn.Module):
-    """The weights, and the steps of a pass: `fuse`, `context`, the pass over the slots, `logits`.
+    """The weights, and the steps of a pass: `context`, the pass over the slots, `logits`.
 
     table: the target's embedding, (vocabulary, hidden). output: its output layer, (draft_vocab, hidden). Neither is
     trained or stored.
@@ -83,16 +68,15 @@ class BlockHead(nn.Module):
         self.fc = nn.Linear(len(config.layers) * config.target_hidden, block.hidden_size, bias=False)
         self.hidden_norm, self.norm = (Norm(block.hidden_size, block.rms_norm_eps) for _ in range(2))
         self.layers = nn.ModuleList([DecoderLayer(block, block.hidden_size) for _ in range(block.num_hidden_layers)])
-        self.markov_head = (
-            MarkovHead(block.vocab_size, config.draft_vocab, config.markov_rank) if config.markov_rank else None
-        )
+        self.markov_head = None
+        if rank := config.markov_rank:  # the bias of the logits is one row of a table of low rank
+            parts = nn.Embedding(block.vocab_size, rank), nn.Linear(rank, config.draft_vocab, bias=False)
+            self.markov_head = nn.ModuleDict(dict(zip(("markov_w1", "markov_w2"), parts, strict=True)))
 
-    def fuse(self, hidden: Tensor) -> Tensor:
-        """Fuse the target's outputs (batch, n, layers * target_hidden) into states (batch, n, hidden)."""
-        return self.hidden_norm(self.fc(hidden))
-
-    def context(self, states: Tensor, rotation: Rotation) -> list[tuple[Tensor, Tensor]]:
-        """Turn fused states into the keys and values of each layer, (batch, key heads, n, head size) each."""
+    def context(self, hidden: Tensor, rotation: Rotation) -> list[tuple[Tensor, Tensor]]:
+        """Fuse the target's outputs (batch, n, layers * target_hidden), and turn them into the keys and values of each
+        layer, (batch, key heads, n, head size) each."""
+        states = self.hidden_norm(self.fc(hidden))
         return [layer.self_attn.keys_and_values(states, rotation) for layer in self.layers]  # type: ignore[operator, union-attr]
 
     def forward(
@@ -133,7 +117,7 @@ class BlockHead(nn.Module):
         n, slots = hidden.shape[1], self.config.slots
         start, end = length + n, length + n + slots
         cos, sin = (part.split([n, slots], dim=1) for part in rotation)
-        for layer, pair in enumerate(self.context(self.fuse(hidden), (cos[0], sin[0]))):
+        for layer, pair in enumerate(self.context(hidden, (cos[0], sin[0]))):
             for rows, part in zip((keys[layer], values[layer]), pair, strict=True):
                 rows[length:start] = part[0].transpose(0, 1)
 
@@ -154,7 +138,11 @@ class BlockHead(nn.Module):
 
     def biased(self, logits: Tensor, before: Tensor) -> Tensor:
         """Add the Markov head's bias to logits (..., draft_vocab), by the token before each, (...)."""
-        return logits if self.markov_head is None else logits + self.markov_head(before)
+        if self.markov_head is None:
+            return logits
+        parts: Any = self.markov_head.values()
+        rows, turned = parts
+        return logits + turned(rows(before.clamp(max=rows.num_embeddings - 1)))
 
     def chains(self, hidden: Tensor, tokens: Tensor, depth: int) -> Iterator[Tensor]:
         """Return the logits by depth j, at most `depth` of them: (batch, n - 1 - depth, draft vocabulary). Row t
@@ -184,7 +172,7 @@ def blocks(head: BlockHead, hidden: Tensor, tokens: Tensor, anchors: Tensor) -> 
     mask = torch.cat(
         [before_anchor.repeat_interleave(config.slots, dim=1), own.expand(len(anchors), -1, -1)], dim=2
     ).unsqueeze(1)  # (batch, 1, anchors * slots, n + the same)
-    context = head.context(head.fuse(hidden), (cos[None, :n], sin[None, :n]))
+    context = head.context(hidden, (cos[None, :n], sin[None, :n]))
 
     def seen(layer: int, *pair: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = (torch.cat(parts, dim=2) for parts in zip(context[layer], pair, strict=True))

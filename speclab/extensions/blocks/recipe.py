@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config
 
-from speclab.drafts.heads.files import SavedHead, weights_of
+from speclab.drafts.heads.files import weights_of
 from speclab.extensions.blocks.files import read_block, write_block
 from speclab.extensions.blocks.head import BlockConfig, BlockHead, blocks
 from speclab.system.errors import UsageProblem
@@ -70,18 +70,13 @@ def block_loss(head: BlockHead, read: Reading, tokens: Tensor, starts: Tensor, d
     return total / sum(SLOT_DECAY**slot for slot in range(head.config.longest))
 
 
-def trained_block(target: PreTrainedModel, args: argparse.Namespace) -> SavedHead:
-    """Return the head of --init."""
-    return read_block(args.init, target)
-
-
 RECIPES = {
     "block": Recipe(
         help="one pass for all tokens of a round (DSpark)",
         fresh=fresh_block,
         loss=block_loss,
         write=write_block,
-        trained=trained_block,
+        trained=lambda target, args: read_block(args.init, target),
         folder="build/block",
         chains=1 / 4,
         narrows=True,

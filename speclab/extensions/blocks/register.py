@@ -1,6 +1,22 @@
-"""Adds heads that draft blocks to the drafts."""
+"""Adds heads that draft blocks to the drafts: `--draft block[:HEAD]`."""
 
-from speclab.drafts.registry import add
+from transformers import PreTrainedModel
 
-READ = "speclab.extensions.blocks.files:read_choice"
-add("block[:HEAD]", READ, "a head that drafts all tokens in one pass (DFlash)", True)
+from speclab.core.drafter import Drafter
+from speclab.drafts.registry import Choice, add, head_choice
+from speclab.extensions.blocks.drafter import BlockDrafter
+from speclab.extensions.blocks.files import read_block
+from speclab.system.errors import UsageProblem
+
+
+def read_choice(argument: str, text: str) -> Choice:
+    return head_choice("block", argument, text, _drafter)
+
+
+def _drafter(place: str, target: PreTrainedModel, own_width: int | None) -> Drafter:
+    if own_width is not None:
+        raise UsageProblem("block: a padded target is read only by a head like the lab's own; give feature")
+    return BlockDrafter(*read_block(place, target))
+
+
+add("block[:HEAD]", read_choice, "a head that drafts all tokens in one pass (DFlash)", True)

@@ -1,27 +1,31 @@
-"""An adapter for early exit: from the target's own states after some of its layers to what it will say next.
+"""The lab's adapter for early exit: from the target's own states after two layers to what it will say next.
 
 LayerSkip (arXiv 2404.16710) trains a model so that its output layer can read an early state. A model that was not
 trained so needs something in between (Kangaroo, arXiv 2404.18911): here one decoder layer of its own, which reads the
-states of the text so far, a norm, and the target's own output layer.
+states of the text so far, a norm, and the target's own output layer. config.json says after which layer of which target
+it reads, and model.safetensors holds its weights; the output layer is the target's and is not in it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import PreTrainedModel
 
+from speclab.drafts.heads.files import decoder_of, read_files, read_tensors, weights_of
 from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation, TargetOutput, rotations
+from speclab.engines.eager import decoder_layers
+from speclab.models import loading
+from speclab.system.errors import UsageProblem
+
+PLACE = str(loading.LAB_PAIR / "exit")
 
 
-@dataclass(frozen=True)
-class ExitConfig:
-    """The settings of an adapter. exit_layer: N, how many of the target's first layers a draft runs, at least 1 and not
-    all of them.
-    target_layers: the number of decoder layers of the target. block: the sizes of the adapter's decoder layer; its
-    width is that of the target's states, its vocabulary the rows of the target's output layer.
+class ExitConfig(NamedTuple):
+    """The settings of an adapter. exit_layer: N, how many of the target's first layers a draft runs. target_layers:
+    the number of its decoder layers. block: the sizes of the adapter's own one, with the target's width and vocabulary.
     """
 
     exit_layer: int
@@ -48,33 +52,19 @@ class ExitAdapter(nn.Module):
         self.norm = Norm(block.hidden_size, block.rms_norm_eps)
         self.output = TargetOutput(output)
 
-    @property
-    def layer(self) -> DecoderLayer:
-        """Return the one decoder layer."""
-        layer = self.layers[0]
-        assert isinstance(layer, DecoderLayer)
-        return layer
-
-    @torch.no_grad()
-    def reset(self, seed: int) -> None:
-        """Draw random weights from this seed; the layer adds little at first."""
-        generator = torch.Generator().manual_seed(seed)
-        for name, weight in self.named_parameters():
-            if weight.ndim == 2:
-                spread = 0.005 if "o_proj" in name or "down_proj" in name else 0.02
-                weight.copy_(torch.randn(weight.shape, generator=generator) * spread)
-
     def project(self, states: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Project the target's states (batch, n, hidden) -> queries, keys, values (batch, heads, n, head size)
 
         rotation: the rotations of the states' positions.
         """
-        return self.layer.self_attn.heads(self.layer.input_layernorm(states), rotation)
+        layer: Any = self.layers[0]
+        return layer.self_attn.heads(layer.input_layernorm(states), rotation)
 
     def logits(self, states: Tensor, attended: Tensor) -> Tensor:
         """Return the logits of the token after each, (batch, n, vocab), from the same states and the attention's
         output (batch, heads, n, head size)."""
-        return self.output(self.norm(self.layer.finish(states, attended)))
+        layer: Any = self.layers[0]
+        return self.output(self.norm(layer.finish(states, attended)))
 
     def narrow(self, states: Tensor) -> Tensor:
         """Cut the wider states of a padded target to what the adapter reads: their first dimensions."""
@@ -93,3 +83,29 @@ class ExitAdapter(nn.Module):
         shared = queries.shape[1] != keys.shape[1]
         attended = scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=shared)
         return self.logits(states, attended)
+
+
+def read_adapter(target: PreTrainedModel, padded: bool = False) -> ExitAdapter:
+    """Return the lab's adapter, on the device of this target and in its number format.
+
+    padded: the target is padded (lab:SIZE): the adapter reads what the small model computes, the first dimensions of
+    the states. Raises UsageProblem for another target than the lab's.
+    """
+    found, weights = read_files(PLACE)
+    block = decoder_of(found, "llama")
+    config = ExitConfig(found["exit_layer"], found["target_layers"], block)
+    table = weights_of(target)[1]
+    has, wants = (
+        (len(decoder_layers(target)), *table.shape),
+        (config.target_layers, block.vocab_size, block.hidden_size),
+    )
+    if any(a < b for a, b in zip(has, wants, strict=True)) or (has != wants and not padded):
+        raise UsageProblem("--draft exit: the lab's adapter reads the lab's own target; give another --draft")
+
+    def built() -> ExitAdapter:
+        with torch.device("meta"):
+            adapter = ExitAdapter(config, table[: block.vocab_size, : block.hidden_size])
+        adapter.load_state_dict(read_tensors(weights, adapter, target)[0], assign=True)
+        return adapter.eval().requires_grad_(False)
+
+    return loading.loaded(PLACE, "its weights", built)

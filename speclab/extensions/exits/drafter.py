@@ -58,14 +58,12 @@ class ExitDrafter(HeadDrafter):
         self.pass_share = 1 - head.config.exit_layer / head.config.target_layers
 
     def prefill(self, target: Any, prompt: Tensor, sampling: Sampling) -> None:
-        """Take the states of the prompt, (1, prompt length) ids, of a CachedModel; they are read in the first round."""
         super().prefill(target, prompt, sampling)
         self._first = FirstLayers(target, self.head.config.exit_layer)
         self._last = prompt[:, :0]  # (1, 1), the last committed token; it comes with `observe`
         self._n_read = 0  # rows of this round's pass that are read while drafting
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """Propose at most `k` tokens. uniforms (1, k), in [0, 1)."""
         if k == 0:
             return as_draft([], self.device)
         drawn: list[Drawn] = []
@@ -112,7 +110,6 @@ class ExitDrafter(HeadDrafter):
         return self.head.logits(states[:, -1:], attended)[:, -1]
 
     def in_words(self) -> str:
-        """Say in a few words what the draft is."""
         config, millions = self.head.config, sum(weight.numel() for weight in self.head.parameters()) / 1e6
         return (
             f"the target's first {config.exit_layer} of {config.target_layers} layers, and an adapter of "

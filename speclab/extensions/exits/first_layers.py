@@ -25,10 +25,7 @@ class FirstLayers:
         self._n_before = 0  # tokens in the other layers' cache when these went ahead
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Append tokens to the cache of these layers alone.  (1, m) ids -> their outputs (1, m, hidden)
-
-        Raises RuntimeError where the target has made a pass or a crop of its own since they went ahead.
-        """
+        """Append tokens to the cache of these layers alone.  (1, m) ids -> their outputs (1, m, hidden)"""
         target = self.target
         if self.n_ahead == 0:
             self._n_before = target.length
@@ -39,10 +36,7 @@ class FirstLayers:
         return states
 
     def finish(self, tokens: Tensor, states: Tensor) -> Tensor:
-        """Run the other layers.  (1, m) ids and the states (1, j, hidden) of the first j -> (1, m, vocab) logits
-
-        Raises RuntimeError where the states are not of all tokens that the first layers are ahead.
-        """
+        """Run the other layers.  (1, m) ids and the states (1, j, hidden) of the first j -> (1, m, vocab) logits"""
         n_given, n = states.shape[1], tokens.shape[1]
         if n_given != self.n_ahead:
             raise RuntimeError(f"the first layers are {self.n_ahead} tokens ahead, and states of {n_given} are given")
@@ -53,6 +47,7 @@ class FirstLayers:
         return self.target.run(n, lambda backend, length: forward_rest(backend, states, length, self.n_layers))
 
     def _check_others(self) -> None:
+        """Raise RuntimeError where the target has made a pass or a crop of its own since these went ahead."""
         if self.n_ahead and self.target.length != self._n_before:
             raise RuntimeError(
                 f"the first layers went ahead after {self._n_before} tokens, and the target holds {self.target.length}"

@@ -21,7 +21,6 @@ class MtpDrafter(FeatureDrafter):
     head: Any  # an MtpHead
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Take the target's states of the prompt, (1, prompt length) ids; they are read in the first round."""
         super().prefill(target, prompt, sampling)
         self._cache = DynamicCache()
 
@@ -43,6 +42,5 @@ class MtpDrafter(FeatureDrafter):
         return output[:, -1:], self.head.logits(output[:, -1])
 
     def in_words(self) -> str:
-        """Say in a few words what the head is."""
         millions = sum(weight.numel() for weight in self.head.model.layers.parameters()) / 1e6
         return f"the target's own head for further tokens, one layer over its last state, {millions:.1f} M parameters"

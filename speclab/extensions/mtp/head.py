@@ -12,16 +12,14 @@ library's (`MtpModel`).
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
 
-@dataclass(frozen=True)
-class MtpConfig:
+class MtpConfig(NamedTuple):
     """The settings of a head. block: the library's config of its layer, with the target's vocabulary.
     layers: the target's layer, from 0, whose output it reads: the last one.
     """
@@ -67,7 +65,6 @@ class MtpHead(nn.Module):
         )
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return the logits, (..., hidden) -> (..., vocabulary)."""
         return self.project(states) if self.project else self.model.shared_head(states)
 
     def rollout(

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.modeling_layers import MtpModel
+from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import ContextManagers, cached_file
 
@@ -133,26 +134,6 @@ def empty_model(target: PreTrainedModel, state_first: bool = False) -> Any:
     return model
 
 
-def head_of(model: Any, target: PreTrainedModel) -> MtpHead:
-    """Return the head with this MtpModel, whose logits are made as those of the target."""
-    n_layers = target.config.get_text_config().num_hidden_layers
-    norm: Any = target.get_decoder().norm
-    return MtpHead(model, norm, n_layers, target_logits(target))
-
-
-class _Given:
-    """What a base model would return: these last states, and nothing else."""
-
-    def __init__(self, states: Tensor):
-        self.last_hidden_state = states
-
-    def __getattr__(self, name: str) -> None:
-        return None
-
-    def __getitem__(self, index: int) -> Tensor:
-        return (self.last_hidden_state,)[index]
-
-
 def target_logits(target: Any) -> Callable[[Tensor], Tensor] | None:
     """Return what makes logits of last states, (..., hidden) -> (..., vocabulary), as the target does; None where its
     output layer alone gives them.
@@ -165,7 +146,7 @@ def target_logits(target: Any) -> Callable[[Tensor], Tensor] | None:
     def project(states: Tensor) -> Tensor:
         before = vars(base).get("forward")
         rows = states.flatten(0, -2)[None]  # (1, n, hidden)
-        base.forward = lambda *arguments, **options: _Given(rows)
+        base.forward = lambda *arguments, **options: MoeModelOutputWithPast(last_hidden_state=rows)
         try:
             ids = torch.zeros(rows.shape[:2], dtype=torch.long, device=rows.device)
             logits = target(input_ids=ids, use_cache=False).logits
@@ -205,11 +186,13 @@ def _built(target: PreTrainedModel, n_layers: int, files: dict[str, Path], found
     rules = LoadStateDictConfig(weight_mapping=ways, dtype=target.dtype)
     told, _ = convert_and_load_state_dict_in_model(model=model, state_dict=tensors, load_config=rules)
     own = {name for name, _ in model.named_parameters() if name.startswith("layers.")}
-    if missing := sorted(own & set(told.missing_keys)):
-        raise ValueError(f"{missing[0]} is missing")
-    if others := sorted(told.unexpected_keys):
-        raise ValueError(f"{others[0]} is a weight that a layer of the target has no place for")
-    if wrong := sorted(str(key[0]) for key in told.mismatched_keys):
-        raise ValueError(f"{wrong[0]} has another shape than in a layer of the target")
+    for names, why in (
+        (own & set(told.missing_keys), "is missing"),
+        (told.unexpected_keys, "is a weight that a layer of the target has no place for"),
+        ((key[0] for key in told.mismatched_keys), "has another shape than in a layer of the target"),
+    ):
+        if wrong := sorted(map(str, names)):
+            raise ValueError(f"{wrong[0]} {why}")
     model.tie_with_main_model(target)
-    return head_of(model.eval().requires_grad_(False), target)
+    norm: Any = target.get_decoder().norm
+    return MtpHead(model.eval().requires_grad_(False), norm, n_layers, target_logits(target))

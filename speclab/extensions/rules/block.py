@@ -51,7 +51,6 @@ def accept_block(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Accept
 
 
 def _accept(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
-    """Run `accept_block` on the target's logits."""
     return judge_chain("block", draft, logits, sampling, uniforms, accept_block)
 
 

@@ -74,8 +74,7 @@ def typical_law(target_probs: Tensor, draft_probs: Tensor, epsilon: float) -> Te
 
 
 def lenient(argument: str) -> Rule:
-    """Return the rule lenient:L. lenient:1 is the token rule, and counts as lossless. Raises ValueError where L is no
-    such number."""
+    """Return the rule lenient:L; lenient:1 is the token rule, and counts as lossless."""
     lenience = _number(argument, may_be_one=True)
 
     def judge(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
@@ -86,7 +85,6 @@ def lenient(argument: str) -> Rule:
 
 
 def typical(argument: str) -> Rule:
-    """Return the rule typical:E. Raises ValueError where E is no such number."""
     epsilon = _number(argument)
 
     def judge(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
@@ -97,6 +95,7 @@ def typical(argument: str) -> Rule:
 
 
 def _number(argument: str, may_be_one: bool = False) -> float:
+    """Read L or E. Raises ValueError where it is no such number."""
     value = float(argument or "nan")
     if not (0 < value < 1 or (may_be_one and value == 1)):
         raise ValueError(f"{argument} is not between 0 and 1")

@@ -3,25 +3,25 @@
 One bound in time and one in bytes hold for a whole answer, however slowly it comes. Requests go to the address that the
 user named: no proxy is asked, and a redirect is an error. What goes wrong is an EnvironmentProblem of one line.
 
-Tokens arrive where their count grows, whatever carries it: text, ids, a usage in the middle, or the chunk that says why
-the answer ends, which is the last token's. A usage behind the end counts the tokens and says nothing of their times.
+Tokens arrive with text, with ids, or with the chunk that says why the answer ends, which is the last token's. A usage
+behind the end counts the tokens and says nothing of their times.
 """
 
 import asyncio
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import httpx2
 
 from speclab.extensions.servers import counters
-from speclab.extensions.servers.counters import EngineCounts, Look
+from speclab.extensions.servers.counters import EngineCounts, Look, Rounds
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.files import read_bytes, shown
 from speclab.system.terminal import note, progress
@@ -31,12 +31,9 @@ ANSWER_SECONDS, TOKEN_SECONDS = 120.0, 5.0  # of an answer, and for each of its 
 MOST_BYTES = 2**26  # of any answer
 OK, BUSY, FAILED = 200, (408, 425, 429), 500  # BUSY, and from FAILED on: the same request may be answered later
 BROKEN = (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError, ValueError)  # what a request may end in
-UNSEEN = 0.1  # of the tokens: more of them that were not seen to arrive are many
-EARLY = 0.2  # of an answer's time: in more of it before the first token that was seen, others may have been made
 SETTLE_LOOKS, SETTLE_SECONDS = 150, 0.02  # looks until a page has counted a request, and the pause after each
 WARM_UP_TOKENS = 8
 LEAST = 3  # prompts that are asked however long they take: an interval needs as many
-AGAIN = 3  # prompts that the server that speculates is asked a second time, when its cache knows them
 KEY = "SPECLAB_API_KEY"
 OWN_TEXTS, LARGEST_TEXTS, MOST_PROMPTS = Path(__file__).with_name("prompts.txt"), 2**20, 1000
 
@@ -56,14 +53,13 @@ class Refused(EnvironmentProblem):
 
 
 class Order(NamedTuple):
-    """One request, greedy but for its temperature. prompt: a text, or token ids for a server that takes them. chat: as
+    """One greedy request. prompt: a text, or token ids for a server that takes them. chat: as
     a message of a user. ids: whether all n_tokens are wanted, with their ids, as vLLM sends them."""
 
     prompt: str | list[int]
     n_tokens: int
     chat: bool = True
     ids: bool = False
-    temperature: float = 0.0
 
     @property
     def path(self) -> str:
@@ -75,42 +71,24 @@ class Order(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The text that a server sent, and its times by the client's clock."""
+    """The text that a server sent, its times by the client's clock, and what the server says of this request."""
 
     text: str
-    n_tokens: int  # as the server counts them; where it does not, the events with text
-    n_first: int  # those of the first arrival: 1 where the server sends neither ids nor a usage with it
+    n_tokens: int  # as the server counts them
+    n_first: int  # those of the first arrival: 1 where the server sends no ids with it
     first_seconds: float  # from the request to the first arrival
     decode_seconds: float  # from there to the last one
     whole_seconds: float  # from the request until the server said that the answer is whole
     ids: list[int]  # empty where none were asked for
-    timings: dict[str, Any]  # llama-server's own counts of this request; empty elsewhere
-    n_prompt: int = 0  # tokens of the prompt, as the server counts them; 0 where it does not say it
-    n_cached: int = 0  # those that it took from its prefix cache
-    n_seen: int = 0  # tokens that were seen to arrive; the events with text where nothing counts tokens on the way
-    n_events: int = 0  # events with text or ids
-    has_count: bool = True  # whether the server counts its tokens
+    rounds: Rounds = []  # noqa: RUF012 - empty where the server does not tell them
+    counts: EngineCounts | None = None  # of these rounds, or what the server has counted meanwhile
+    shared: bool = False  # requests of others are in the counts, too
+    n_running: int = 0  # requests that the server was answering before
 
     @property
     def seconds_per_token(self) -> float:
         """Return the seconds of a token after the first chunk; 0 where nothing came after it."""
         return self.decode_seconds / max(1, self.n_tokens - self.n_first)
-
-    @property
-    def hides_tokens(self) -> bool:
-        """Tell whether many tokens were not seen to arrive, and may have been made before the first one that was."""
-        many = self.n_tokens - self.n_seen > UNSEEN * self.n_tokens
-        return many and self.first_seconds > EARLY * (self.first_seconds + self.decode_seconds)
-
-
-class Asked(NamedTuple):
-    """One answer, and what the server counted meanwhile. shared: it counted requests of others, too. n_running: those
-    that it was answering before."""
-
-    answer: Answer
-    counts: EngineCounts | None
-    shared: bool = False
-    n_running: int = 0
 
 
 # --- one streamed answer ----------------------------------------------------------------------------------------------
@@ -124,10 +102,8 @@ class Stream:
         self._url, self._most, self._clock = url, n_tokens, clock
         self._begin = self._first = self._last = self._end = clock()
         self._finish: float | None = None  # when the server has said why the answer ends
-        self._growths: list[tuple[float, int]] = []  # when a usage before that end has grown, and to what
-        self._pieces, self._ids, self._timings = list[str](), list[int](), dict[str, Any]()
-        self._n_counted, self._n_first, self._n_prompt, self._n_cached = 0, 1, 0, 0
-        self._rest = self._head = b""
+        self._pieces, self._ids, self._said = list[str](), list[int](), dict[str, Any]()
+        self._n_first, self._rest = 1, b""
         self.ended = False  # the server has said that the answer is whole
 
     def take(self, part: bytes) -> bool:
@@ -137,45 +113,29 @@ class Stream:
             self._line(line)
         return self.ended
 
-    def close(self) -> None:
-        """Read what stands behind the last line end: nothing more will come."""
-        rest, self._rest = self._rest, b""
-        self._line(rest)
+    def answer(self) -> Answer:
+        """Return the answer as a whole; nothing more will come. EnvironmentProblem where it is none."""
+        self._line(self._rest)
         if not self.ended and self._finish is not None:
             self.ended, self._end = True, self._finish
-        if self.ended or self._pieces:
-            return
-        if self._head.lstrip().startswith(b"<"):
-            raise EnvironmentProblem(f"{self._url} sends a page of HTML: no server of completions answers there")
-        if self._head.lstrip().startswith(b"{"):
-            raise EnvironmentProblem(
-                f"{self._url} sends its answer as a whole; give the address of a server that streams"
-            )
-
-    def answer(self) -> Answer:
-        """Return the answer as a whole. EnvironmentProblem where it is none."""
-        n_seen, n_first, first, last = len(self._ids) or len(self._pieces), self._n_first, self._first, self._last
-        if len(self._growths) > 1:  # with one alone, the usage stands at the end
-            n_seen = max(len(self._ids), self._growths[-1][1])
-            n_first = max(n_first, self._growths[0][1]) if self._growths[0][0] <= first else n_first
-            first, last = min(first, self._growths[0][0]), max(last, self._growths[-1][0])
-        n_tokens = max(self._n_counted, len(self._ids)) or len(self._pieces)
-        if n_tokens > n_seen:
-            last = max(last, self._finish or 0.0)
+        if not self.ended:
+            none = "sends no events of an answer; give the address of a server of completions that streams"
+            raise EnvironmentProblem(f"{self._url} {'ended its answer in the middle' if self._pieces else none}")
+        first, last, n_tokens = self._first, self._last, max(_count(self._said.get("usage")), len(self._ids))
+        if self._finish and n_tokens > max(len(self._ids), len(self._pieces)):
+            last = max(last, self._finish)
         if not self._pieces or not 0 < n_tokens <= self._most:
-            raise EnvironmentProblem(f"{self._url} sent {n_tokens} tokens where 1 to {self._most} were asked for")
+            raise EnvironmentProblem(f"{self._url} counts {n_tokens} tokens where 1 to {self._most} were asked for")
         if n_tokens > 1 and last <= first:
             why = f"sent all {n_tokens} tokens at one moment, so that decoding cannot be timed"
             raise EnvironmentProblem(f"{self._url} {why}; have no proxy in between that collects chunks")
-        seconds = first - self._begin, last - first, self._end - self._begin
-        prompt = self._n_prompt, min(self._n_cached, self._n_prompt)
-        seen = n_seen, len(self._pieces)
-        text, counted = "".join(self._pieces), bool(self._n_counted or self._ids)
-        return Answer(text, n_tokens, n_first, *seconds, self._ids, self._timings, *prompt, *seen, has_count=counted)
+        rounds = _rounds(self._said.get("metrics"))
+        text, times = "".join(self._pieces), (first - self._begin, last - first, self._end - self._begin)
+        counts = counters.of_rounds(*rounds) if rounds else None
+        return Answer(text, n_tokens, self._n_first, *times, self._ids, rounds[0] if rounds else [], counts)
 
     def _line(self, line: bytes) -> None:
         if self.ended or not line.startswith(b"data:"):
-            self._head = self._head or line.strip()
             return
         data = line.removeprefix(b"data:").strip()
         if data == b"[DONE]":
@@ -186,9 +146,6 @@ class Stream:
             raise EnvironmentProblem(f"{self._url} sends an event that is no object: {data[:60]!r}")
         if "error" in chunk:
             raise EnvironmentProblem(f"{self._url} ends its answer: {_message(data)}")
-        self._event(chunk)
-
-    def _event(self, chunk: dict[str, Any]) -> None:
         now = self._clock()
         text, new_ids, finished = _content(chunk)
         if text or new_ids:
@@ -197,20 +154,8 @@ class Stream:
             self._last = now
             self._pieces.append(text)
             self._ids += new_ids
-        usage = chunk.get("usage")
-        if isinstance(usage, dict):
-            n_counted = _count(usage, "completion_tokens") or self._n_counted
-            if n_counted > self._n_counted and self._finish is None:
-                self._growths.append((now, n_counted))
-            self._n_counted = n_counted
-            self._n_prompt = _count(usage, "prompt_tokens") or self._n_prompt
-            self._n_cached = _count(usage.get("prompt_tokens_details"), "cached_tokens") or self._n_cached
-        if finished:
-            self._finish = now
-        if isinstance(chunk.get("timings"), dict):
-            self._timings = chunk["timings"]
-        if max(len(self._pieces), len(self._ids)) > self._most + 1:
-            raise EnvironmentProblem(f"{self._url} sends more than the {self._most} tokens that were asked for")
+        self._said |= {name: chunk[name] for name in ("usage", "metrics") if isinstance(chunk.get(name), dict)}
+        self._finish = now if finished else self._finish
 
 
 def _content(chunk: dict[str, Any]) -> tuple[str, list[int], bool]:
@@ -227,10 +172,23 @@ def _content(chunk: dict[str, Any]) -> tuple[str, list[int], bool]:
     return text, ids, finished
 
 
-def _count(said: Any, name: str) -> int:
-    """Return how many tokens the server says; 0 where it does not say it."""
+def _count(said: Any, name: str = "completion_tokens") -> int:
     count = said.get(name) if isinstance(said, dict) else None
     return count if type(count) is int and 0 < count < 2**20 else 0
+
+
+def _rounds(said: Any) -> tuple[Rounds, int] | None:
+    """Return the rounds of a request that vLLM tells with `--per-request-spec-decode-metrics detailed`, and k; None
+    where it tells none, or in another form than that of 0.32. Rounds without a draft are not among them."""
+    with contextlib.suppress(LookupError, TypeError, ValueError):
+        found = said["speculative_decoding"]
+        rounds, longest = (
+            list(zip(found["per_step_drafted"], found["per_step_accepted"], strict=True)),
+            found["num_spec_tokens"],
+        )
+        if all(type(n) is type(kept) is int and 0 <= kept <= n <= longest for n, kept in rounds):
+            return (rounds, longest) if type(longest) is int and longest <= counters.MOST_POSITIONS else None
+    return None
 
 
 def _parsed(data: bytes, url: str) -> Any:
@@ -242,13 +200,9 @@ def _parsed(data: bytes, url: str) -> Any:
 
 def _message(data: bytes) -> str:
     """Return what a server's error says, in at most 200 characters."""
-    try:
-        error = json.loads(data)
-        error = error.get("error", error)
-        text = str(error.get("message", error) if isinstance(error, dict) else error)
-    except (ValueError, AttributeError, RecursionError):
-        text = data[:2000].decode(errors="replace")
-    return " ".join(text[:2000].split())[:200] or "no reason given"
+    text = data[:2000].decode(errors="replace")
+    found = re.search(r'"message": ?"(.*?)(?<!\\)"', text, re.DOTALL)
+    return " ".join((found[1] if found else text).split())[:200] or "no reason given"
 
 
 # --- one server -------------------------------------------------------------------------------------------------------
@@ -286,14 +240,17 @@ class Server:
     def look(self) -> Look:
         return counters.read(self.page("/metrics").decode(errors="replace"))
 
-    def ask(self, order: Order) -> Asked:
-        """Send a request, and return its answer with what was counted from before it until after it."""
+    def ask(self, order: Order) -> Answer:
+        """Send a request, and return its answer with its counts: those of its own rounds where the server tells them,
+        else what was counted from before it until after it."""
         if not self.has_page:
-            answer = self.answer(order)
-            return Asked(answer, _from_timings(answer))
+            return self.answer(order)
         before, answer = self.look(), self.answer(order)
+        answer = answer._replace(n_running=before.n_running)
+        if answer.counts:
+            return answer
         counted = counters.between(before, self._settled(before, answer.n_tokens))
-        return Asked(answer, counted.speculation, counted.n_generated > answer.n_tokens, before.n_running)
+        return answer._replace(counts=counted.speculation, shared=counted.n_generated > answer.n_tokens)
 
     def _settled(self, before: Look, n_tokens: int) -> Look:
         """Return the counters after `n_tokens` more, which a page may show a moment late.
@@ -303,7 +260,7 @@ class Server:
         now = self.look()
         for _ in range(SETTLE_LOOKS):
             last, now = now, self.look()
-            n_new = now.n_generated - before.n_generated
+            n_new = now.total.n_generated - before.total.n_generated
             if now == last and n_new >= n_tokens:
                 return now
             if n_new < 0:
@@ -311,7 +268,7 @@ class Server:
             if n_new > 2 * n_tokens and now.n_running:
                 return now  # others ask it all the time, so it never stands still
             time.sleep(SETTLE_SECONDS)
-        if 0 <= (n_new := now.n_generated - before.n_generated) < n_tokens:
+        if 0 <= (n_new := now.total.n_generated - before.total.n_generated) < n_tokens:
             why = f"counts {n_new} of the {n_tokens} tokens it sent: its /metrics page is far behind"
             raise EnvironmentProblem(f"{self.url} {why}, or of another engine; give the address of the engine itself")
         return now
@@ -323,7 +280,6 @@ class Server:
         return b"".join(parts)
 
     async def answered(self, http: httpx2.AsyncClient, order: Order) -> Answer:
-        """Send one streamed request, and time what comes back."""
         stream, body = Stream(self.url, order.n_tokens), self.body(order)
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         try:
@@ -331,17 +287,13 @@ class Server:
         except Refused as problem:
             without = order.chat and "template" in str(problem)  # vLLM's words where the model has none
             raise Refused(f"{str(problem).rstrip('.')}; add --raw" if without else str(problem)) from None
-        stream.close()
-        if not stream.ended:
-            raise EnvironmentProblem(f"{self.url} ended its answer in the middle")
         return stream.answer()
 
     def body(self, order: Order) -> dict[str, Any]:
         what = {"messages": [{"role": "user", "content": order.prompt}]} if order.chat else {"prompt": order.prompt}
-        how = {"model": self.id, "max_tokens": order.n_tokens, "temperature": order.temperature}
-        how |= {} if order.temperature else {"seed": 0}
-        ids = {"return_token_ids": True, "ignore_eos": True} if order.ids else {}
-        return {**what, **how, **NEUTRAL, **WISHES.get(self.engine, {}), **ids}
+        how = {"model": self.id, "max_tokens": order.n_tokens, "temperature": 0, "seed": 0}
+        whole = {"return_token_ids": True, "ignore_eos": True} if order.ids else {}
+        return {**what, **how, **NEUTRAL, **WISHES.get(self.engine, {}), **whole}
 
     def _alone(self, send: Callable[[httpx2.AsyncClient], Coroutine[Any, Any, Any]]) -> Any:
         async def alone() -> Any:
@@ -372,41 +324,25 @@ class Server:
                     elif take(part):
                         return
         except BROKEN as error:
-            raise self._problem(error, seconds) from None
+            why = " ".join((str(error) or type(error).__name__).split())[:200]
+            said = f"went away in the middle of an answer: {why}"
+            if isinstance(error, httpx2.ReadTimeout | TimeoutError):
+                said = f"did not end its answer within {seconds:g} s"
+            elif isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+                said = f"does not answer: {why}; start it, or check the address"
+            raise EnvironmentProblem(f"{self.url} {said}") from None
         if response.status_code != OK:
             again = "; try again later" if response.status_code in BUSY or response.status_code >= FAILED else ""
             raise Refused(f"{self.url}{path} answers {response.status_code}: {_message(reason).rstrip('.')}{again}")
-
-    def _problem(self, error: Exception, seconds: float) -> EnvironmentProblem:
-        """Return one line for what went wrong on the way. seconds: the time that the request had."""
-        why = " ".join((str(error) or type(error).__name__).split())[:200]
-        if isinstance(error, httpx2.ReadTimeout | TimeoutError):
-            return EnvironmentProblem(f"{self.url} did not end its answer within {seconds:g} s")
-        if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-            return EnvironmentProblem(f"{self.url} does not answer: {why}; start it, or check the address")
-        return EnvironmentProblem(f"{self.url} went away in the middle of an answer: {why}")
-
-
-def _from_timings(answer: Answer) -> EngineCounts | None:
-    """Return what llama-server says with a response: all of its rounds count as rounds that drafted."""
-    drafted, accepted = (answer.timings.get(name) for name in ("draft_n", "draft_n_accepted"))
-    if type(drafted) is not int or type(accepted) is not int or not 0 <= accepted <= drafted:
-        return None
-    n_rounds = answer.n_tokens - 1 - accepted
-    if not 0 < n_rounds <= drafted <= n_rounds * counters.MOST_POSITIONS:
-        return None
-    return EngineCounts(n_drafts=n_rounds, n_drafted=drafted, n_accepted=accepted, accepted_at=[])
 
 
 def check_url(url: str) -> str:
     """Return the address without what follows the port and path. UsageProblem where it is none."""
     try:
-        place = urlsplit(url)
-        (place.hostname or "").encode("idna").decode()
-        place.path.encode("ascii")
-        good = place.scheme in ("http", "https") and bool(place.hostname) and place.port != 0
-        good = good and place.username is None and not set(url) & set(" \t\r\n\x00?#")
-    except ValueError:
+        place = httpx2.URL(url)
+        good = place.scheme in ("http", "https") and bool(place.host) and not (place.userinfo or place.query)
+        good = good and url.isascii() and not set(url) & set(" #?") and place.port in (None, *range(1, 2**16))
+    except (httpx2.InvalidURL, ValueError):
         good = False
     if not good:
         raise UsageProblem(f"{url[:200]} is no address of a server; give one such as http://127.0.0.1:8000")
@@ -434,34 +370,24 @@ def find(url: str, key: str | None = None) -> Server:
 
 def _name(server: Server) -> None:
     """Find out which engine it is, and what it says of itself."""
-    problem = ""
-    try:
+    with contextlib.suppress(EnvironmentProblem):
         server.engine, server.has_page = server.look().engine, True
-    except Refused:
-        pass
-    except EnvironmentProblem as said:
-        problem = f" ({said})"
-    if props := _page(server, "/props", "build_info", "default_generation_settings"):
+    pages: dict[str, Any] = {}
+    for path in ("/props", "/version"):
+        with contextlib.suppress(EnvironmentProblem):
+            pages[path] = server.json(path)
+    if "build_info" in (props := pages.get("/props") or ()):
         server.engine, server.version = LLAMA, _word(props, "build_info")
         server.root = _word(props, "model_path") or server.root
         if not server.has_page:
-            server.remarks.append("llama-server was started without --metrics: no acceptance by position; add it")
-    elif version := _page(server, "/version", "version"):
-        server.engine, server.version = VLLM, _word(version, "version")
+            server.remarks.append("llama-server was started without --metrics: times and texts only; add it")
+    elif version := _word(pages.get("/version"), "version"):
+        server.engine, server.version = VLLM, version
     if server.engine == VLLM and not server.has_page:
         then = "start it without --disable-log-stats, and give the engine's own address"
-        raise EnvironmentProblem(f"{server.url} is vLLM without counters{problem}; {then}")
+        raise EnvironmentProblem(f"{server.url} is vLLM without counters; {then}")
     if server.engine == OTHER:
         server.remarks.append(f"{server.url} is no engine that is known here: times and texts only")
-
-
-def _page(server: Server, path: str, *names: str) -> dict[str, Any] | None:
-    """Return a JSON page that has one of these names; None where there is none such."""
-    with contextlib.suppress(EnvironmentProblem):
-        found = server.json(path)
-        if isinstance(found, dict) and any(name in found for name in names):
-            return found
-    return None
 
 
 def _word(found: Any, name: str) -> str:
@@ -474,7 +400,7 @@ def _word(found: Any, name: str) -> str:
 
 
 class Prompt(NamedTuple):
-    """A text to ask about, and what kind of text it is."""
+    """What a server is asked, and of what kind it is."""
 
     kind: str
     text: str
@@ -485,27 +411,11 @@ class Pair(NamedTuple):
 
     kind: str
     prompt: str
-    speculative: Asked
-    plain: Asked | None
-
-    @property
-    def same_text(self) -> bool:
-        return self.plain is not None and self.plain.answer.text == self.speculative.answer.text
-
-    @property
-    def n_tokens(self) -> list[int]:
-        """Return the tokens of the answer by each server, the smaller number first."""
-        return sorted(one.answer.n_tokens for one in (self.speculative, self.plain) if one)
-
-    @property
-    def miscounted(self) -> bool:
-        """Tell whether a text has one number of tokens on one server, and another one on the other. One token more may
-        be the end of the text, which not every server counts."""
-        return self.same_text and self.n_tokens[-1] - self.n_tokens[0] > 1
+    speculative: Answer
+    plain: Answer | None
 
 
 def text_of(path: Path, most: int, flag: str) -> str:
-    """Return a file's text. EnvironmentProblem where it cannot be read."""
     try:
         return read_bytes(path, most).decode()
     except (OSError, ValueError) as error:
@@ -537,36 +447,25 @@ def api_key() -> str | None:
 
 def ask_all(
     speculative: Server, plain: Server | None, prompts: Sequence[Prompt], n_tokens: int, chat: bool, seconds: float
-) -> tuple[list[Pair], list[Asked], bool]:
-    """Ask both servers every prompt, one request at a time, in an order that changes from prompt to prompt, and the
-    server that speculates the first AGAIN prompts once more. No new prompt is asked after so many seconds.
-
-    Returns the answers, those to prompts that were asked again, and whether the user has ended the list. What fails
-    after LEAST prompts ends the list and is noted: what was measured before it stays, and nothing is asked again.
-    """
-    servers = [server for server in (speculative, plain) if server]
+) -> list[Pair]:
+    """Ask both servers every prompt, one request at a time, in an order that changes from prompt to prompt. No new
+    prompt is asked after so many seconds. What fails after LEAST prompts ends the list, and is noted."""
+    servers, pairs = [server for server in (speculative, plain) if server], list[Pair]()
     for server in servers:  # a head before the prompt: no prompt's first answer finds it in a cache
         server.ask(Order(f"First of all: {prompts[0].text}", WARM_UP_TOKENS, chat))
-    end, pairs, again = time.monotonic() + seconds, list[Pair](), list[Asked]()
-    orders = [Order(one.text, n_tokens, chat) for one in prompts]
+    end = time.monotonic() + seconds
     try:
         with progress(len(prompts), "prompt", "asking") as bar:
-            for number, prompt in enumerate(prompts):
+            for number, (kind, text) in enumerate(prompts):
                 if number >= LEAST and time.monotonic() > end:
                     note(f"  the time of --seconds is over after {number} of {len(prompts)} prompts")
                     break
-                turns = servers if number % 2 else servers[::-1]
-                found = {one: one.ask(orders[number]) for one in turns}
-                other = found[plain] if plain else None
-                pairs.append(Pair(prompt.kind, prompt.text, found[speculative], other))
+                order = Order(text, n_tokens, chat)
+                found = {one: one.ask(order) for one in (servers if number % 2 else servers[::-1])}
+                pairs.append(Pair(kind, text, found[speculative], found[plain] if plain else None))
                 bar.update()
-        for order in orders[:AGAIN] if len(pairs) == len(prompts) else []:
-            if time.monotonic() < end:
-                again.append(speculative.ask(order))
     except (EnvironmentProblem, KeyboardInterrupt) as problem:
-        if len(pairs) < min(LEAST, len(prompts)):
+        if len(pairs) < LEAST:
             raise
-        why = str(problem) or "stopped"
-        note(f"  only the first {len(pairs)} of {len(prompts)} prompts are counted: {why}")
-        return pairs, [], isinstance(problem, KeyboardInterrupt)
-    return pairs, again, False
+        note(f"  only the first {len(pairs)} of {len(prompts)} prompts are counted: {str(problem) or 'stopped'}")
+    return pairs

@@ -1,4 +1,4 @@
-"""A server's counters of speculation, as its /metrics page shows them: reading, and differences of two looks.
+"""A server's counts of speculation: its /metrics page, the difference of two looks at it, and the rounds of a request.
 
 vLLM and llama-server count the same things under the same names, vLLM with "vllm:" before them and llama-server with
 "llamacpp:":
@@ -7,14 +7,16 @@ vLLM and llama-server count the same things under the same names, vLLM with "vll
     spec_decode_num_draft_tokens               drafted tokens
     spec_decode_num_accepted_tokens            those that were kept
     spec_decode_num_accepted_tokens_per_pos    rounds that kept the token at this position of the draft
+
+A page counts the requests of everybody, and not how long a draft was. vLLM with --per-request-spec-decode-metrics
+detailed says with each answer what every round of that request drafted and kept.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 
 from speclab.core.counts import Counts
 from speclab.system.errors import EnvironmentProblem
@@ -24,21 +26,39 @@ NAMES = {"vllm:": "vLLM", "llamacpp:": "llama-server"}
 RUNNING = {"vllm:": "num_requests_running", "llamacpp:": "requests_processing"}
 WAITING = {"vllm:": "num_requests_waiting", "llamacpp:": "requests_deferred"}
 SPECULATION = "spec_decode_num_"
+AT = f"{SPECULATION}accepted_tokens_per_pos"
 LATENCY = "inter_token_latency_seconds"  # vLLM observes it once for each output, so once for each round
-MOST_POSITIONS = 256
+MOST_POSITIONS, LONGEST_POSITION = 256, 3  # of a draft, and digits of one in a page
 MOST = 2.0**53  # of any amount: whole numbers above it have gaps, and no server has run so long
 SIX_DIGITS = 10**6  # llama-server prints six digits of a counter
+
+Rounds = list[tuple[int, int]]  # drafted and accepted tokens of each round
 
 
 @dataclass(kw_only=True)
 class EngineCounts:
-    """How far an engine's counters of speculation went on between two looks at them. accepted_at: rounds that kept the
-    drafted token 1, 2, ..."""
+    """What was drafted and kept. accepted_at: rounds that kept the drafted token 1, 2, ... tested_at: rounds that came
+    to test it, where the length of each draft is known; a page does not say it."""
 
     n_drafts: int  # rounds in which something was drafted
     n_drafted: int
     n_accepted: int
     accepted_at: list[int]
+    tested_at: list[int] = field(default_factory=list, compare=False)
+
+    @property
+    def tested(self) -> list[int]:
+        """Return how many rounds tested each position. Of a page these are those that kept the position before."""
+        return self.tested_at or [self.n_drafts, *self.accepted_at][: len(self.accepted_at)]
+
+    @property
+    def marginal(self) -> list[float]:
+        return [kept / self.n_drafts for kept in self.accepted_at] if self.n_drafts else []
+
+    @property
+    def conditional(self) -> list[float | None]:
+        """Return the share of the rounds that came to each position which kept it."""
+        return [kept / n if n else None for kept, n in zip(self.accepted_at, self.tested, strict=True)]
 
     @property
     def drafted_fraction(self) -> float | None:  # f
@@ -46,24 +66,31 @@ class EngineCounts:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Return alpha; None where some draft came shorter than the others: nobody knows what was tested then."""
-        if not self.n_drafts or self.n_drafted != self.n_drafts * len(self.accepted_at):
+        """Return alpha; None where a page counts some draft that was shorter: nobody knows what was tested then."""
+        whole = self.n_drafted == self.n_drafts * len(self.accepted_at)
+        if not self.n_drafts or not (self.tested_at or whole):
             return None
-        n_rejected = self.n_drafts - self.accepted_at[-1]
+        n_rejected = sum(self.tested) - self.n_accepted
         return Counts(n_accepted=self.n_accepted, n_rejected=n_rejected).acceptance_rate
 
 
-class Look(NamedTuple):
-    """A page at one moment, the sums over all engines behind it. by_engine: what can only grow, of each of them."""
+class Counted(NamedTuple):
+    """What a server has counted since its start, or between two looks, the sums over all engines behind a page."""
 
-    engine: str
     n_generated: int
     speculation: EngineCounts | None  # None: this server does not speculate, or does not count it
-    n_running: int  # requests that were being answered
-    n_outputs: float = 0.0  # vLLM alone: outputs after the first one of each request, and the seconds before them
+    n_outputs: float = 0.0  # vLLM alone: outputs after the first one of each request, so rounds, and their seconds
     output_seconds: float = 0.0
+
+
+class Look(NamedTuple):
+    """A page at one moment. by_engine: what can only grow, of each engine behind it."""
+
+    engine: str
+    total: Counted
+    n_running: int = 0  # requests that were being answered
     n_waiting: float | None = None  # requests in the server's queue
-    by_engine: dict[str, dict[str, float]] = {}  # noqa: RUF012 - a NamedTuple's default, which nothing changes
+    by_engine: dict[tuple[str, str], float] = {}  # noqa: RUF012 - a NamedTuple's default, which nothing changes
 
 
 def read(page: str) -> Look:
@@ -74,155 +101,103 @@ def read(page: str) -> Look:
     prefix = next((name for name in GENERATED if f"\n{name}" in f"\n{page}"), None)
     if prefix is None:
         raise EnvironmentProblem("a /metrics page has no counters of vLLM or llama-server")
-    sums: dict[str, float] = {}
-    at: dict[int, int] = {}
-    by_engine: dict[str, dict[str, float]] = {}
-    for sample in _samples(page, prefix):
-        name = sample.name.removeprefix(prefix).removesuffix("_total")
-        value = _value(sample, prefix, whole=name == GENERATED[prefix] or name.startswith(SPECULATION))
-        if name == SPECULATION + "accepted_tokens_per_pos":
-            place = _position(sample)
-            at[place] = at.get(place, 0) + int(value)
-            name = f"{name} {place}"
-        else:
-            sums[name] = sums.get(name, 0) + value
-        if name not in (RUNNING[prefix], WAITING[prefix]):
-            own = by_engine.setdefault(sample.labels.get("engine", ""), {})
-            own[name] = own.get(name, 0) + value
-    if GENERATED[prefix] not in sums:
-        said = (
-            f"the /metrics page of {NAMES[prefix]} has no {prefix}{GENERATED[prefix]}_total: counters are switched off"
-        )
-        raise EnvironmentProblem(f"{said}; start it without the flag that does that")
-    return Look(
-        engine=NAMES[prefix],
-        n_generated=int(sums[GENERATED[prefix]]),
-        speculation=_speculation(sums, at),
-        n_running=int(sums.get(RUNNING[prefix], 0)),
-        n_outputs=sums.get(f"{LATENCY}_count", 0.0),
-        output_seconds=sums.get(f"{LATENCY}_sum", 0.0),
-        n_waiting=sums.get(WAITING[prefix]),
-        by_engine=by_engine,
-    )
-
-
-def _samples(page: str, prefix: str) -> Iterable[Sample]:
-    names = (SPECULATION, GENERATED[prefix], RUNNING[prefix], WAITING[prefix], f"{LATENCY}_sum", f"{LATENCY}_count")
+    generated, by_engine = GENERATED[prefix], dict[tuple[str, str], float]()
+    now: dict[str, list[float]] = {RUNNING[prefix]: [], WAITING[prefix]: []}
+    names = (SPECULATION, generated, *now, f"{LATENCY}_sum", f"{LATENCY}_count")
     lines = [line for line in page.split("\n") if line.startswith(tuple(prefix + name for name in names))]
     try:
         for family in text_string_to_metric_families("\n".join(lines) + "\n"):
-            yield from (one for one in family.samples if not one.name.endswith("_created"))
+            for one in (sample for sample in family.samples if not sample.name.endswith("_created")):
+                name, value = one.name.removeprefix(prefix).removesuffix("_total"), one.value
+                whole, at = name == generated or name.startswith(SPECULATION), one.labels.get("position", "")
+                if not 0 <= value < MOST or (whole and value != int(value)) or len(at) > LONGEST_POSITION:
+                    raise ValueError(f"{one.name} {value} {at[:20]}")
+                if whole and prefix == "llamacpp:" and value >= SIX_DIGITS and not at:
+                    raise ValueError(f"llama-server prints six digits of {one.name}, which has more; start it again")
+                if name in now:
+                    now[name].append(value)
+                else:
+                    key = one.labels.get("engine", ""), f"{AT} {int(at)}" if name == AT else name
+                    by_engine[key] = by_engine.get(key, 0) + value
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         why = " ".join(str(error).split())[:100]
-        raise EnvironmentProblem(f"a /metrics page has a line that is no metric: {why}") from None
+        raise EnvironmentProblem(f"a /metrics page has a line that is no metric of these: {why}") from None
+    if all(name != generated for _, name in by_engine):
+        said = f"the /metrics page of {NAMES[prefix]} has no {prefix}{generated}_total: counters are switched off"
+        raise EnvironmentProblem(f"{said}; start it without the flag that does that")
+    running, waiting = now.values()
+    return Look(NAMES[prefix], _counted(by_engine), int(sum(running)), sum(waiting) if waiting else None, by_engine)
 
 
-def _speculation(sums: dict[str, float], at: dict[int, int]) -> EngineCounts | None:
-    found = [sums.get(SPECULATION + name) for name in ("drafts", "draft_tokens", "accepted_tokens")]
-    if None in found:
-        return None
-    n_drafts, n_drafted, n_accepted = (int(value) for value in found if value is not None)
+def _counted(by_engine: dict[tuple[str, str], float]) -> Counted:
+    """Add the engines up. EnvironmentProblem where counts contradict each other: no ratio of them would mean
+    anything."""
+    sums: dict[str, float] = {}
+    for (_, name), value in by_engine.items():
+        sums[name] = sums.get(name, 0) + value
+    n_generated = next(int(sums[name]) for name in GENERATED.values() if name in sums)
+    at = {int(name.removeprefix(AT)): int(value) for name, value in sums.items() if name.startswith(AT)}
     kept = [at.get(place, 0) for place in range(max(at, default=-1) + 1)]
-    counts = EngineCounts(n_drafts=n_drafts, n_drafted=n_drafted, n_accepted=n_accepted, accepted_at=kept)
-    _check(counts, "counters")
-    return counts
-
-
-def _position(sample: Sample) -> int:
-    text = sample.labels.get("position", "")
-    if not (text.isdecimal() and len(text) <= 3 and int(text) < MOST_POSITIONS):
-        raise EnvironmentProblem(f"a /metrics page counts accepted tokens at the position {text[:20]!r}, which is none")
-    return int(text)
-
-
-def _value(sample: Sample, prefix: str, whole: bool) -> float:
-    """Return what a page says, which is never negative. whole: a counter, which is a whole number."""
-    if not 0 <= sample.value < MOST or (whole and sample.value != int(sample.value)):
-        what = "count" if whole else "amount"
-        raise EnvironmentProblem(f"a /metrics page says {sample.name} {sample.value}, which is no {what}")
-    if whole and prefix == "llamacpp:" and sample.value >= SIX_DIGITS and "position" not in sample.labels:
-        raise EnvironmentProblem(f"llama-server prints six digits of {sample.name}, which has more; start it again")
-    return sample.value
-
-
-def _check(counts: EngineCounts, what: str) -> None:
-    """Raise EnvironmentProblem where counts contradict each other: no ratio of them would mean anything."""
-    kept = counts.accepted_at
-    if not (
-        counts.n_accepted <= counts.n_drafted
-        and counts.n_drafts <= counts.n_drafted
-        and (not kept or sum(kept) == counts.n_accepted)
-        and all(one >= other for one, other in zip([counts.n_drafts, *kept], kept, strict=False))
-    ):
-        found = f"{counts.n_drafts} drafts, {counts.n_drafted} tokens, {counts.n_accepted} accepted, {kept[:16]}"
-        raise EnvironmentProblem(f"the server's {what} of speculation contradict each other: {found}")
-
-
-class Between(NamedTuple):
-    """How far the counters went on between two looks."""
-
-    n_generated: int
-    speculation: EngineCounts | None
-    n_outputs: float  # vLLM alone: rounds, those that drafted nothing included
-    round_seconds: float | None  # vLLM alone: of an output after the first one
-
-
-def between(before: Look, after: Look) -> Between:
-    """Return the difference. EnvironmentProblem where a counter went back: another server answered, or a new start."""
-    one, other = before.speculation, after.speculation
-    n_generated = after.n_generated - before.n_generated
+    found = [sums.get(SPECULATION + name) for name in ("drafts", "draft_tokens", "accepted_tokens")]
     counts = None
-    if one or other:
-        if one is None and other:  # llama-server shows no positions before its first draft, vLLM all from the start
-            one = EngineCounts(n_drafts=0, n_drafted=0, n_accepted=0, accepted_at=[])
-        if one is None or other is None or len(one.accepted_at) > len(other.accepted_at):
-            raise EnvironmentProblem("the server's counters of speculation went away while it was measured; ask again")
-        old = [*one.accepted_at, *[0] * (len(other.accepted_at) - len(one.accepted_at))]
-        counts = EngineCounts(
-            n_drafts=other.n_drafts - one.n_drafts,
-            n_drafted=other.n_drafted - one.n_drafted,
-            n_accepted=other.n_accepted - one.n_accepted,
-            accepted_at=[new - was for was, new in zip(old, other.accepted_at, strict=True)],
-        )
-    values = [n_generated, after.n_outputs - before.n_outputs, after.output_seconds - before.output_seconds]
-    if counts:
-        values += [counts.n_drafts, counts.n_drafted, counts.n_accepted, *counts.accepted_at]
-    if before.engine != after.engine or min(values) < 0 or _went_back(before, after):
+    if None not in found:
+        n_drafts, n_drafted, n_accepted = (int(value) for value in found if value is not None)
+        counts = EngineCounts(n_drafts=n_drafts, n_drafted=n_drafted, n_accepted=n_accepted, accepted_at=kept)
+        falls = all(one >= other for one, other in zip([n_drafts, *kept], kept, strict=False))
+        if max(n_accepted, n_drafts) > n_drafted or not falls or (kept and sum(kept) != n_accepted):
+            said = f"{n_drafts} drafts, {n_drafted} tokens, {n_accepted} accepted, {kept[:16]}"
+            raise EnvironmentProblem(f"the server's counters of speculation contradict each other: {said}")
+    return Counted(n_generated, counts, sums.get(f"{LATENCY}_count", 0.0), sums.get(f"{LATENCY}_sum", 0.0))
+
+
+def between(before: Look, after: Look) -> Counted:
+    """Return the difference. EnvironmentProblem where a counter of some engine went back or away, though the sum of all
+    engines may have grown: another server answered, or a new start. llama-server shows no positions before its first
+    draft."""
+    gone = [key for key, value in before.by_engine.items() if after.by_engine.get(key, -1.0) < value]
+    if before.engine != after.engine or gone:
         why = "it was started again, or several engines answer at this address"
         raise EnvironmentProblem(f"a counter of the server went back: {why}; ask one engine, and ask it again")
-    if counts:
-        _check(counts, "differences")
-    seconds = values[2] / values[1] if values[1] else None
-    return Between(n_generated, counts, values[1], seconds)
+    return _counted({key: value - before.by_engine.get(key, 0.0) for key, value in after.by_engine.items()})
 
 
-def _went_back(before: Look, after: Look) -> bool:
-    """Tell whether some engine has lost a part of what it had counted. Their sum may have grown all the same."""
-    return any(
-        after.by_engine.get(engine, {}).get(name, -1.0) < value
-        for engine, counted in before.by_engine.items()
-        for name, value in counted.items()
-    )
+# --- counts of rounds -------------------------------------------------------------------------------------------------
 
 
 def total(parts: Iterable[EngineCounts]) -> EngineCounts:
+    """Return the sum. What was tested is known where it is known of each part."""
     parts = list(parts)
-    width = max((len(one.accepted_at) for one in parts), default=0)
-    padded = [[*one.accepted_at, *[0] * (width - len(one.accepted_at))] for one in parts]
+    known = all(one.tested_at for one in parts)
     return EngineCounts(
         n_drafts=sum(one.n_drafts for one in parts),
         n_drafted=sum(one.n_drafted for one in parts),
         n_accepted=sum(one.n_accepted for one in parts),
-        accepted_at=[sum(places) for places in zip(*padded, strict=True)],
+        accepted_at=_sums([one.accepted_at for one in parts]),
+        tested_at=_sums([one.tested_at for one in parts]) if known else [],
     )
+
+
+def _sums(rows: Sequence[list[int]]) -> list[int]:
+    width = max(map(len, rows), default=0)
+    return [sum(row[place] for row in rows if place < len(row)) for place in range(width)]
 
 
 def of_rounds(rounds: Iterable[tuple[int, int]], draft_length: int) -> EngineCounts:
     """Return the counts of rounds, each with its drafted and accepted tokens, as an engine would count them."""
-    drafting = [(drafted, accepted) for drafted, accepted in rounds if drafted]
+    drafting, places = [(drafted, accepted) for drafted, accepted in rounds if drafted], range(draft_length)
     return EngineCounts(
         n_drafts=len(drafting),
         n_drafted=sum(drafted for drafted, _ in drafting),
         n_accepted=sum(accepted for _, accepted in drafting),
-        accepted_at=[sum(accepted > place for _, accepted in drafting) for place in range(draft_length)],
+        accepted_at=[sum(accepted > place for _, accepted in drafting) for place in places],
+        tested_at=[sum(min(accepted, drafted - 1) >= place for drafted, accepted in drafting) for place in places],
     )
+
+
+def along(rounds: Rounds, draft_length: int, n_parts: int) -> list[EngineCounts]:
+    """Return the counts of the parts of one text, each with about as many tokens, by where its rounds begin."""
+    parts, done, length = [Rounds() for _ in range(n_parts)], 0, sum(accepted + 1 for _, accepted in rounds)
+    for one in rounds:
+        parts[done * n_parts // length].append(one)
+        done += one[1] + 1
+    return [of_rounds(part, draft_length) for part in parts]

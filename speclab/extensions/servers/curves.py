@@ -3,9 +3,8 @@
     python -m speclab.extensions.servers.curves
     python -m speclab.extensions.servers.curves --limit 1       # one prompt of each kind: a try in a minute
 
-Each fault is known from public threads (docs/acceptance-curves.md), and none of them changes the text: it shows in the
-acceptance by position. What comes out is a line for each curve, with what the test of shapes says of it: counts and no
-times, so a busy machine changes nothing.
+Each fault is known from public threads (docs/acceptance-curves.md), and changes no text: it shows in the acceptance by
+position. What comes out is a line for each curve, with what the test of shapes says of it.
 """
 
 if __name__ == "__main__":
@@ -28,13 +27,11 @@ from speclab.drafts import registry
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.feature import FeatureHead
 from speclab.drafts.heads.files import read_head
-from speclab.extensions.servers import positions
-from speclab.extensions.servers.counters import EngineCounts, of_rounds
-from speclab.extensions.servers.diagnose import ENDS, FORGETS, Shape, fell_by_threshold, shape_of, shape_of_two
+from speclab.extensions.servers.counters import EngineCounts, Rounds, of_rounds
+from speclab.extensions.servers.diagnose import ENDS, shape_of, shape_of_two
 from speclab.extensions.servers.referee import rounds_of
 from speclab.lab.noisy import noisy
 from speclab.models import loading, prompts
-from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup, load_setup
 from speclab.system.errors import reports_problems
@@ -43,7 +40,6 @@ from speclab.system.terminal import say
 LOW_LAYERS = (0, 1, 2)  # of the target, where the head was trained with three others
 WINDOW = 240  # positions that the buffer of states has
 LONG_TEXT = 160  # new tokens where a curve is cut by its place in the text
-LEAST_PROBABLE = 0.3  # of a drafted token, where a draft with a threshold goes on
 NOISE = 0.4  # of the spread of each matrix of the draft
 SHOWN = 8  # positions
 
@@ -110,34 +106,7 @@ class Window(FeatureDrafter):
         return super().propose(k, uniforms)
 
 
-class ForgetsCached(FeatureDrafter):
-    """Gets the state of the last token alone where the target has read the prompt before, and all of its tokens.
-
-    The states of a cached prompt were not stored with its keys and values. From then on every state is read with a
-    token of long ago.
-    """
-
-    def __init__(self, head: FeatureHead, ids: Tensor | None = None):
-        super().__init__(head, ids)
-        self.seen: set[tuple[int, ...]] = set()
-
-    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        super().prefill(target, prompt, sampling)
-        tokens = tuple(prompt[0].tolist())
-        self._queue: list[int] = []
-        if tokens in self.seen:
-            self._queue = list(tokens[1:])
-            self._hidden, self._tokens = self._hidden[:, -1:], prompt[:, :0]
-        self.seen.add(tokens)
-
-    def observe(self, n_accepted: int, committed: list[int]) -> None:
-        self._queue += committed
-        tokens, self._queue = self._queue[: len(committed)], self._queue[len(committed) :]
-        super().observe(n_accepted, tokens)
-
-
 def head(setup: Setup, kind: Callable[[Any, Any], Drafter]) -> Drafter:
-    """Return the lab's feature head as a draft of this class."""
     found, ids = read_head(str(loading.LAB_PAIR / "feature"), setup.target.model)
     target = setup.target  # it keeps the states of these layers from now on
     target.hidden_layers = tuple(sorted({*target.hidden_layers, *found.config.layers, *LOW_LAYERS}))
@@ -149,34 +118,16 @@ def noisy_draft(setup: Setup) -> Drafter:
     return ModelDrafter(setup.cached(noisy(draft.model, NOISE, seed=0), draft.vocab_size))
 
 
-class OtherDefault(ModelDrafter):
-    """Ends drafts early, but for those of prompts that were asked before: of these it drafts all k tokens."""
-
-    def __init__(self, draft: CachedModel):
-        super().__init__(draft)
-        self.seen: set[tuple[int, ...]] = set()
-
-    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        super().prefill(target, prompt, sampling)
-        tokens = tuple(prompt[0].tolist())
-        self.keep_drafting = None if tokens in self.seen else lambda share: share > LEAST_PROBABLE
-        self.seen.add(tokens)
-
-
 # --- curves -----------------------------------------------------------------------------------------------------------
 
 
 class Case(NamedTuple):
-    """One draft: a curve, or two on parts of its texts. cut: a place in the text, for rounds before it and behind it.
-    twice: every prompt a second time. two: the shape of both curves, which the first position tells; None: f tells it.
-    """
+    """One draft. cut: a place in the text, for a curve of the rounds before it and one of those behind it."""
 
     name: str
     k: int
     make: Callable[[Setup], Drafter]
     cut: int = 0
-    twice: bool = False
-    two: Shape | None = None
 
 
 CASES = (
@@ -188,9 +139,7 @@ CASES = (
     Case("k = 16", 16, lambda setup: registry.make("model", setup, 0)),
     Case("target as draft", 4, lambda setup: ModelDrafter(setup.cached(setup.target.model, setup.target.vocab_size))),
     Case("noise", 4, noisy_draft),
-    Case("buffer", 4, lambda setup: head(setup, Window), cut=WINDOW, two=ENDS),
-    Case("cached", 4, lambda setup: head(setup, ForgetsCached), twice=True, two=FORGETS),
-    Case("threshold", 8, lambda setup: OtherDefault(*registry.make("model", setup, 0).models), twice=True),
+    Case("buffer", 4, lambda setup: head(setup, Window), cut=WINDOW),
 )
 
 
@@ -208,34 +157,28 @@ def main(argv: list[str] | None = None) -> int:
         found = curves_of(setup, case, texts, args.max_new_tokens)
         for name, counts in found.items():
             say(line(name, case.k, counts))
-        if len(found) > 1:
-            earlier, later = found.values()
-            both = shape_of_two(earlier, later, case.two) if case.two else fell_by_threshold(earlier, later)
+        if case.cut:
+            before, behind = found.values()
+            both = shape_of_two(before, behind, ENDS)
             say(f"{' and '.join(found)}: {both.name if both else '-'}")
     return 0
 
 
 def line(name: str, k: int, counts: EngineCounts) -> str:
-    """Return a curve as the terminal shows it."""
-    shape, rates = shape_of(counts), positions.conditional_rates(counts.n_drafts, counts.accepted_at)[:SHOWN]
+    shape, rates = shape_of(counts), counts.conditional[:SHOWN]
     by_position = " ".join("-" if rate is None else f"{rate:.2f}" for rate in rates)
     f, tau = counts.n_accepted / max(1, counts.n_drafted), 1 + counts.n_accepted / max(1, counts.n_drafts)
-    words = shape.name if shape else "-"
-    return f"{name:<24}{k:>3}{counts.n_drafts:>8}{f:>6.2f}{tau:>9.2f}  {words}: {by_position}"
+    return f"{name:<24}{k:>3}{counts.n_drafts:>8}{f:>6.2f}{tau:>9.2f}  {shape.name if shape else '-'}: {by_position}"
 
 
 def curves_of(setup: Setup, case: Case, texts: Sequence[Prompt], n_tokens: int) -> dict[str, EngineCounts]:
-    """Return the curves of a case by their names."""
-    drafter, n_tokens = case.make(setup), LONG_TEXT if case.cut else n_tokens
-    parts: dict[str, list[tuple[int, int]]] = {}
-    for turn in ("first", "second")[: 1 + case.twice]:
-        for prompt in texts:
-            place = prompt.ids.shape[1]
-            for one in rounds_of(setup, drafter, prompt, case.k, n_tokens):
-                part = ("before" if place < case.cut else "behind") if case.cut else turn
-                name = f"{case.name}: {part}" if case.cut or case.twice else case.name
-                parts.setdefault(name, []).append((one.n_drafted, one.n_accepted))
-                place += len(one.tokens)
+    drafter, parts = case.make(setup), dict[str, Rounds]()
+    for prompt in texts:
+        place = prompt.ids.shape[1]
+        for one in rounds_of(setup, drafter, prompt, case.k, LONG_TEXT if case.cut else n_tokens):
+            name = f"{case.name}: {'before' if place < case.cut else 'behind'}" if case.cut else case.name
+            parts.setdefault(name, []).append((one.n_drafted, one.n_accepted))
+            place += len(one.tokens)
     return {name: of_rounds(rounds, case.k) for name, rounds in parts.items()}
 
 

@@ -1,19 +1,15 @@
 """So many users at a time ask a server, or two in turns: up to which load does speculation pay?
 
 Each user sends the next request when the last one has ended (a closed loop): so many requests are in flight by
-construction, however slow the server is. A window begins when each user has one answer.
-
-tokens a second     tokens of the window over its length. A request's tokens lie evenly between its first and last
-of a user           (tokens - 1) / (last - first) over the window's requests, without the wait for the first token
-offered             requests in flight at a time, on average, beside the users who were to have one each: from their
-                    sending until the server says that they are whole, which may be a pass after the last token
+construction, however slow the server is. A window begins when each user has one answer. A request's tokens lie evenly
+between its first and last one.
 """
 
 import argparse
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,17 +24,14 @@ from speclab.system.terminal import note, progress, say
 
 LOOK_SECONDS = 0.5  # between two looks at the counters
 WARM_UP_SECONDS = 120.0  # until each user has one answer, at most
-LEAST_ANSWERS = 3  # whole answers of each user in a window
-LONGEST = 8  # times the seconds that are asked for: what a window may last, until it holds so many answers
 PASSES = 2  # the plain server first, then the other one
 SHORTEST = 0.6  # an answer's length, of the longest: answers of one length would end and start in waves
 STRIDE, LENGTHS = 7, 16  # no common factor: neighbours differ much
 # What makes a measurement worthless, each with its limit.
 LEAST_ACHIEVED = 0.95  # requests in flight, as a share of the users
+LEAST_ANSWERS = 3  # whole answers of each user in a window
 FARTHEST_APART = 1.1  # the larger of two passes over the smaller one
-MOST_CACHED = 0.25  # tokens of prompts that were not read again, since the server had them
 MOST_WAITING = 0.1  # requests in the server's queue, as a share of the users
-LONGEST_WAIT = 0.5  # seconds to the first token, as a share of a request's; where no counter tells the queue
 PAYS, LOSES, UNCLEAR = "pays", "does not pay", "unclear"
 READ = (
     "tok/s: of all users together, their waits for a first token included; a user: of one of them, from its first "
@@ -49,16 +42,14 @@ Work = Iterator[tuple[str, int]]  # prompts without end, each with the most toke
 
 
 class Request(NamedTuple):
-    """One answered request: seconds of one clock, and tokens. ended: the server has said that the answer is whole.
-    n_cached: tokens of the prompt from the server's prefix cache. user: who asked, counted from 0."""
+    """One answered request, in seconds of one clock. ended: the server has said that the answer is whole, perhaps a
+    pass after the last token. user: who asked, counted from 0."""
 
     sent: float
     first: float
     last: float
     ended: float
     n_tokens: int
-    n_prompt: int
-    n_cached: int
     user: int
 
 
@@ -73,29 +64,21 @@ class Window:
     requests: list[Request] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
 
-    @property
-    def n_whole(self) -> int:
-        """Return how many requests were sent and answered within it, those of the user who has the fewest."""
-        whole = [one.user for one in self.requests if self.begin <= one.sent and one.ended <= self.end]
-        return min(map(whole.count, range(self.n_users)))
-
 
 # --- users ------------------------------------------------------------------------------------------------------------
 
 
-def work(prompts: Sequence[Prompt], n_tokens: int, first: int, alter: bool) -> Work:
-    """Yield what is asked, from this number on. alter: the number stands before the text, so that no two requests are
-    the same, and no prefix cache holds one. Prompts that somebody gives are asked as they are."""
+def work(prompts: Sequence[Prompt], n_tokens: int, first: int) -> Work:
+    """Yield what is asked, from this number on. The number stands before the text, so that no two requests are the
+    same, and no prefix cache holds one."""
     for number in itertools.count(first):
-        text = prompts[number % len(prompts)].text
         share = SHORTEST + (1 - SHORTEST) * (number * STRIDE % LENGTHS) / (LENGTHS - 1)
-        yield f"{number}. {text}" if alter else text, max(2, round(share * n_tokens))
+        yield f"{number}. {prompts[number % len(prompts)].text}", max(2, round(share * n_tokens))
 
 
 def ask(server: Server, n_users: int, orders: Work, seconds: float, chat: bool) -> Window:
-    """Ask with so many users at a time. The window lasts `seconds`, and longer where it holds too few whole answers by
-    then: until it holds LEAST_ANSWERS of each user, at most LONGEST times as long. EnvironmentProblem where a request
-    fails: its user would wait for nothing, and the load would be another one."""
+    """Ask with so many users at a time. EnvironmentProblem where a request fails: its user would wait for nothing, and
+    the load would be another one."""
     return asyncio.run(_window(server, n_users, orders, seconds, chat))
 
 
@@ -110,10 +93,7 @@ async def _window(server: Server, n_users: int, orders: Work, seconds: float, ch
             sent = time.perf_counter()
             found = await server.answered(http, Order(prompt, n_tokens, chat))
             first, ended = sent + found.first_seconds, sent + found.whole_seconds
-            last = first + found.decode_seconds
-            first = sent if found.hides_tokens else first  # they lie somewhere before the first one that was seen
-            counts = found.n_tokens, found.n_prompt, found.n_cached
-            window.requests.append(Request(sent, first, last, ended, *counts, place))
+            window.requests.append(Request(sent, first, first + found.decode_seconds, ended, found.n_tokens, place))
             warm[place].set()
 
     try:
@@ -142,9 +122,7 @@ async def _watch(server: Server, http: httpx2.AsyncClient, window: Window, secon
             page = await server.got(http, "/metrics")
             window.looks.append(counters.read(page.decode(errors="replace")))
         window.end = time.perf_counter()
-        lasted, enough = window.end - window.begin, window.n_whole >= LEAST_ANSWERS
-        left = (seconds if enough or lasted < seconds else LONGEST * seconds) - lasted
-        if left <= 0:
+        if (left := window.begin + seconds - window.end) <= 0:
             return
         await asyncio.sleep(min(LOOK_SECONDS, left))
 
@@ -182,12 +160,10 @@ def side(window: Window) -> Side:
 
 
 def _wrong(window: Window, inside: Sequence[Request]) -> dict[str, str]:
-    n, length, whole, found = window.n_users, window.end - window.begin, window.n_whole, dict[str, str]()
+    n, length, found = window.n_users, window.end - window.begin, dict[str, str]()
     in_flight = sum(min(one.ended, window.end) - max(one.sent, window.begin) for one in inside) / length
-    cached = sum(one.n_cached for one in inside) / max(1, sum(one.n_prompt for one in inside))
-    waits = sum(one.first - one.sent for one in inside) / sum(one.ended - one.sent for one in inside)
-    queue = [one.n_waiting for one in window.looks if one.n_waiting is not None]
-    waiting = sum(queue) / len(queue) / n if queue else None
+    users = [one.user for one in window.requests if window.begin <= one.sent and one.ended <= window.end]
+    whole, queue = min(map(users.count, range(n))), [one.n_waiting for one in window.looks if one.n_waiting is not None]
     if in_flight < LEAST_ACHIEVED * n:
         were = f"{n} requests at a time were offered, and {in_flight:.1f} were in flight"
         found["offered"] = f"{were}: run the client elsewhere"
@@ -195,12 +171,9 @@ def _wrong(window: Window, inside: Sequence[Request]) -> dict[str, str]:
         longer = f"--load-seconds {max(2, round(length * LEAST_ANSWERS / max(whole, 1) * 1.3)):d}"
         has = f"some user has {whole} whole answers in the window of {length:.0f} s"
         found["window"] = f"{has}, and {LEAST_ANSWERS} of each are wanted: {longer}"
-    if cached > MOST_CACHED:
-        found["cache"] = f"{cached:.0%} of the prompts' tokens came from a prefix cache: switch it off, or say so"
-    if waits > LONGEST_WAIT if waiting is None else waiting > MOST_WAITING:
-        time_ = f"{waits:.0%} of the requests' time was"
-        were = time_ if waiting is None else f"{waiting * n:.1f} of {n} requests were"
-        found["queue"] = f"{were} waiting in the server: let it answer more at a time, or ask with fewer users"
+    if queue and sum(queue) / len(queue) > MOST_WAITING * n:
+        were = f"{sum(queue) / len(queue):.1f} of {n} requests were waiting in the server"
+        found["queue"] = f"{were}: let it answer more at a time, or ask with fewer users"
     return found
 
 
@@ -227,7 +200,6 @@ class Level(NamedTuple):
 
     @property
     def wrong(self) -> dict[str, str]:
-        """Return every check that fails in some window, and whether passes agree."""
         found = {name: says for one in (*self.speculative, *self.plain) for name, says in one.wrong.items()}
         if self.apart > FARTHEST_APART:
             apart = f"two passes of one server are {self.apart:.2f} apart (the larger over the smaller)"
@@ -244,64 +216,35 @@ class Level(NamedTuple):
         return LOSES if speedups and max(speedups) < 1 else UNCLEAR
 
 
-def stops_paying(levels: Sequence[Level]) -> tuple[Level | None, Level | None]:
-    """Return the last load at which it pays, and the first one behind it at which it does not; None: none."""
-    last = max((place for place, level in enumerate(levels) if level.verdict == PAYS), default=-1)
-    behind = next((level for level in levels[last + 1 :] if level.verdict == LOSES), None)
-    return (levels[last] if last >= 0 else None), behind
-
-
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
 def show(
     args: argparse.Namespace, speculative: Server, plain: Server | None, prompts: Sequence[Prompt], about: list[str]
 ) -> int:
-    """Measure and print. about: lines on the servers.  -> exit code: 1 where a check fails, and that of the problem
-    that has ended it before the last load. After Ctrl-C it is that of the finished loads, as in a comparison."""
-    windows = len(args.load) * PASSES * (2 if plain else 1)
-    longest = f"up to {LONGEST * args.load_seconds:g} s where answers take long"
-    note(f"  {windows} windows of {args.load_seconds:g} s, {longest}, and a warm-up before each")
-
-    def one(server: Server, n_users: int, first: int) -> Window:
-        orders = work(prompts, args.max_new_tokens, first, alter=args.texts is None)
-        return ask(server, n_users, orders, args.load_seconds, not args.raw)
-
-    levels, stop = measure(speculative, plain, args.load, one)
-    say("\n".join([*lines(levels), "", *about]))
-    if isinstance(stop, EnvironmentProblem):  # a line has said which loads are lost
-        return stop.exit_code
-    return int(any(level.wrong for level in levels))
-
-
-def measure(
-    speculative: Server, plain: Server | None, loads: Sequence[int], one: Callable[[Server, int, int], Window]
-) -> tuple[list[Level], BaseException | None]:
-    """Return every load, in turns: two passes, the plain server first in one and the other one first in the other.
-
-    one: asks a server with so many users, from a number on; both get the same in one pass. What fails after the first
-    whole load ends the list and is noted, and so does Ctrl-C; it is returned beside the list.
-    """
-    levels, numbers = list[Level](), itertools.count(0, 10_000)  # every pass its own numbers
+    """Measure every load in turns, and print: two passes, the plain server first in one and the other one first in the
+    other. about: lines on the servers.  -> exit code: 1 where a check fails, and that of the problem that has ended it
+    after the first load, as Ctrl-C may, too."""
+    levels, stop, numbers = list[Level](), None, itertools.count(0, 10_000)  # every pass its own numbers
     servers = [server for server in (plain, speculative) if server]
-    with progress(len(loads) * PASSES * len(servers), "window", "under load") as bar:
-        for n_users in loads:
-            sides: dict[Server | None, list[Side]] = {speculative: [], plain: []}
-            try:
-                for turn in range(PASSES):
+    with progress(len(args.load) * PASSES * len(servers), "window", "under load") as bar:
+        try:
+            for n_users in args.load:
+                sides: dict[Server | None, list[Side]] = {speculative: [], plain: []}
+                for turn in range(PASSES):  # both servers get the same in one pass
                     first = next(numbers)
                     for server in servers if turn % 2 == 0 else servers[::-1]:
-                        sides[server].append(side(one(server, n_users, first)))
+                        asked = work(prompts, args.max_new_tokens, first)
+                        sides[server].append(side(ask(server, n_users, asked, args.load_seconds, not args.raw)))
                         bar.update()
-            except (EnvironmentProblem, KeyboardInterrupt) as problem:
-                if not levels:
-                    raise
-                lost = ", ".join(str(n) for n in loads[len(levels) :])
-                why = str(problem) or "stopped"
-                note(f"  only up to {levels[-1].n_users} users are counted, and these loads are lost, {lost}: {why}")
-                return levels, problem
-            levels.append(Level(n_users, sides[speculative], sides[plain]))
-    return levels, None
+                levels.append(Level(n_users, sides[speculative], sides[plain]))
+        except (EnvironmentProblem, KeyboardInterrupt) as problem:
+            if not levels:
+                raise
+            stop, lost = problem, ", ".join(str(n) for n in args.load[len(levels) :])
+            note(f"  these loads are lost, {lost}: {str(problem) or 'stopped'}")
+    say("\n".join([*lines(levels), "", *about]))
+    return stop.exit_code if isinstance(stop, EnvironmentProblem) else int(any(level.wrong for level in levels))
 
 
 def lines(levels: Sequence[Level]) -> list[str]:
@@ -311,9 +254,10 @@ def lines(levels: Sequence[Level]) -> list[str]:
     for name in (names := sorted({name for level in levels for name in level.wrong})):
         found = [level for level in levels if name in level.wrong]
         where = ", ".join(str(level.n_users) for level in found)
-        wrong.append(labelled(name, f"at {where} user{'s' * (where != '1')}: {found[-1].wrong[name]}"))
+        wrong.append(labelled(name, f"with {where} at a time: {found[-1].wrong[name]}"))
     doubt = f" (not before these are mended: {', '.join(names)})" if names else ""
-    first = [labelled("ANSWER", answer(levels) + doubt), labelled("try", advice(levels)), ""]
+    said, then = answer(levels)
+    first = [labelled("ANSWER", said + doubt), labelled("try", then), ""]
     return [*first, _table(levels), labelled("read", READ), *([""] if wrong else []), *wrong]
 
 
@@ -321,15 +265,15 @@ def _table(levels: Sequence[Level]) -> str:
     def mean(sides: Sequence[Side], name: str, digits: int = 1) -> str:
         return f"{sum(getattr(one, name) for one in sides) / len(sides):.{digits}f}"
 
-    columns: dict[str, list[str]] = {"users": [str(level.n_users) for level in levels]}
-    if levels[0].plain:
+    both, columns = bool(levels[0].plain), {"users": [str(level.n_users) for level in levels]}
+    if both:
         columns["plain tok/s"] = [mean(level.plain, "together") for level in levels]
         columns["a user"] = [mean(level.plain, "of_user") for level in levels]
     columns["tok/s"] = [mean(level.speculative, "together") for level in levels]
     columns[" a user"] = [mean(level.speculative, "of_user") for level in levels]
     if all(one.tokens_per_round for level in levels for one in level.speculative):
         columns["tok/rnd"] = [mean(level.speculative, "tokens_per_round", 2) for level in levels]
-    if levels[0].plain:
+    if both:
         columns["speedup"] = [f"{level.speedup:.2f}x" for level in levels]
         columns["passes"] = [f"{min(level.speedups):.2f} to {max(level.speedups):.2f}" for level in levels]
         columns["verdict"] = [level.verdict for level in levels]
@@ -337,34 +281,26 @@ def _table(levels: Sequence[Level]) -> str:
     return compact(columns, n_words=0)
 
 
-def answer(levels: Sequence[Level]) -> str:
-    last, behind = stops_paying(levels)
+def answer(levels: Sequence[Level]) -> tuple[str, str]:
+    """Return the answer, from the last load at which it pays and the first one behind it at which it does not, and what
+    to try next."""
+    at = max((place for place, level in enumerate(levels) if level.verdict == PAYS), default=-1)
+    last = levels[at] if at >= 0 else None
+    behind = next((level for level in levels[at + 1 :] if level.verdict == LOSES), None)
     if not levels[0].plain:
-        return "not known: that takes the same model on a server without speculation"
-    if last is None and behind is None:
-        return "not known: the passes do not agree"
-    if last is None:
-        return f"it pays at no load that was asked; at {_users(levels[0])} it makes {levels[0].speedup:.2f}x"
-    pays = f"{last.speedup:.2f}x at {_users(last)}"
-    if behind is None:
-        more = "" if levels[-1] is last else "; behind that it is unclear"
-        return f"it pays up to the largest load at which it is clear, {pays}{more}"
-    fails = f"{behind.speedup:.2f}x at {behind.n_users}"
-    return f"it stops paying between {last.n_users} and {_users(behind)}: {pays}, {fails}"
-
-
-def advice(levels: Sequence[Level]) -> str:
-    last, behind = stops_paying(levels)
-    if not levels[0].plain:
-        return "start the same model without its draft, and add --plain-url URL"
+        why = "not known: that takes the same model on a server without speculation"
+        return why, "start the same model without its draft, and add --plain-url URL"
     if last and behind:  # a switch inside the server may cost more than it saves, as docs/serving.md measures
-        return f"a server without a draft where more than {last.n_users} requests come at a time, or a shorter k"
+        pays = f"{last.speedup:.2f}x at {last.n_users}, {behind.speedup:.2f}x at {behind.n_users}"
+        then = f"a server without a draft where more than {last.n_users} requests come at a time, or a shorter k"
+        return f"it stops paying between {last.n_users} and {behind.n_users} users: {pays}", then
     if last:
-        return f"more users: --load {2 * levels[-1].n_users},{4 * levels[-1].n_users}"
+        more = "" if levels[-1] is last else "; behind that it is unclear"
+        pays = f"{last.speedup:.2f}x with {last.n_users} users at a time{more}"
+        then = f"more users: --load {2 * levels[-1].n_users},{4 * levels[-1].n_users}"
+        return f"it pays up to the largest load at which it is clear, {pays}", then
     if behind:
-        return "the same command without --load: its answer says whether a round costs too much, or brings too little"
-    return "longer windows on a quieter machine: --load-seconds 60"
-
-
-def _users(level: Level) -> str:
-    return f"{level.n_users} user{'s' * (level.n_users > 1)}"
+        then = "the same command without --load: its answer says whether a round costs too much, or brings too little"
+        makes = f"with {levels[0].n_users} at a time it makes {levels[0].speedup:.2f}x"
+        return f"it pays at no load that was asked; {makes}", then
+    return "not known: the passes do not agree", "longer windows on a quieter machine: --load-seconds 60"

@@ -30,7 +30,7 @@ from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.drafts import registry
 from speclab.drafts.registry import check_prompts
 from speclab.extensions.servers.client import Order, Server, api_key, find
-from speclab.extensions.servers.counters import EngineCounts, of_rounds
+from speclab.extensions.servers.counters import EngineCounts, Rounds, of_rounds
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem, reports_problems
@@ -75,7 +75,7 @@ def compared(
     with progress(len(prompts), "prompt", "the referee") as bar:
         for prompt in prompts:
             asked = server.ask(Order(prompt.id_list, n_tokens, chat=False, ids=True))
-            counts, ids = asked.counts, asked.answer.ids
+            counts, ids = asked.counts, asked.ids
             if len(ids) != n_tokens or counts is None or asked.shared:
                 raise EnvironmentProblem(
                     f"{server.url} sent {len(ids)} token ids of {n_tokens} and {'no ' if counts is None else ''}"
@@ -85,7 +85,7 @@ def compared(
                 raise UsageProblem(f"the server drafts {n} tokens, as its counters show, and not {k}; give -k {n}")
             # Anew for every prompt: what a draft has learned from others is not asked of the engine either.
             own = rounds_of(setup, copy.deepcopy(drafter) if drafter else FirstMatch(), prompt, k, n_tokens)
-            verdict, reason = judged(k, counts, counted(own, n_tokens, k), ids)
+            verdict, reason = judged(k, counts, own_rounds(own, n_tokens), ids)
             said = f"{verdict}: {reason}" if reason else verdict
             rows.append([prompt.kind, *map(str, (counts.n_drafts, counts.n_drafted, counts.n_accepted)), said])
             bar.update()
@@ -104,13 +104,10 @@ class FirstMatch(NgramDrafter):
 
 
 class OwnRounds(NamedTuple):
-    """The lab's rounds of one text that begin before its end. counts: those that drafted something. last_drafted: of
-    the very last round; 0 where that drafted nothing."""
+    """The lab's rounds of one text that begin before its end, with their drafted and accepted tokens."""
 
     tokens: list[int]
-    counts: EngineCounts
-    last_drafted: int
-    last_accepted: int
+    rounds: Rounds
 
 
 def rounds_of(setup: Setup, drafter: Drafter, prompt: Prompt, draft_length: int, n_tokens: int) -> list[Round]:
@@ -125,47 +122,31 @@ def rounds_of(setup: Setup, drafter: Drafter, prompt: Prompt, draft_length: int,
     return rounds
 
 
-def counted(rounds: Sequence[Round], n_tokens: int, draft_length: int) -> OwnRounds:
-    """Return the counts of a text's rounds."""
-    counts = of_rounds([(one.n_drafted, one.n_accepted) for one in rounds], draft_length)
-    last = rounds[-1]
-    return OwnRounds(tokens_of(list(rounds))[:n_tokens], counts, last.n_drafted, last.n_accepted)
+def own_rounds(rounds: Sequence[Round], n_tokens: int) -> OwnRounds:
+    counted = [(one.n_drafted, one.n_accepted) for one in rounds if not one.prefill]
+    return OwnRounds(tokens_of(list(rounds))[:n_tokens], counted)
 
 
 def judged(
     draft_length: int, engine: EngineCounts, own: OwnRounds, tokens: list[int]
 ) -> tuple[Literal["equal", "last round", "different"], str]:
-    """Return the verdict on an engine's counts of a greedy text, and what is different. Why is not measured."""
+    """Return the verdict on an engine's counts of a greedy text, and what is different. Why is not measured. Only the
+    very last round may have drafted or kept another number of tokens, and only where it drafted something."""
     if tokens != own.tokens:
         place = next(i for i, pair in enumerate(zip(tokens, own.tokens, strict=True)) if pair[0] != pair[1])
         return "different", f"another text from token {place} on"
-    counts = own.counts
+    counts = of_rounds(own.rounds, draft_length)
     if engine == counts:
         return "equal", ""
-    if _within_last_round(engine, own, draft_length):
+    *before, (last_drafted, _) = own.rounds or [(0, 0)]
+    lasts = [(drafted, kept) for drafted in range(1, draft_length + 1) for kept in range(drafted + 1)]
+    if last_drafted and any(engine == of_rounds([*before, last], draft_length) for last in lasts):
         return "last round", "the last round keeps or drafts another number of tokens behind the end"
     if engine.n_drafts != counts.n_drafts:
         return "different", "the same text in another number of rounds that draft"
     if engine.n_drafted != counts.n_drafted:
         return "different", "as many rounds, but another number of drafted tokens"
     return "different", "as many rounds and drafted tokens, but others are accepted"
-
-
-def _within_last_round(engine: EngineCounts, own: OwnRounds, draft_length: int) -> bool:
-    """Whether the counts may be equal in all rounds but the very last one, which must have drafted something.
-
-    Without the lab's last round, what is left of the engine's counts must be one round: some drafted tokens, at most k,
-    of which the first so many were kept.
-    """
-    counts = own.counts
-    if not own.last_drafted or engine.n_drafts != counts.n_drafts or len(engine.accepted_at) != draft_length:
-        return False
-    drafted = engine.n_drafted - (counts.n_drafted - own.last_drafted)
-    accepted = engine.n_accepted - (counts.n_accepted - own.last_accepted)
-    before = [kept - (place < own.last_accepted) for place, kept in enumerate(counts.accepted_at)]
-    left = [kept - old for kept, old in zip(engine.accepted_at, before, strict=True)]
-    one_round = [int(place < accepted) for place in range(draft_length)]
-    return left == one_round and 0 <= accepted <= drafted and 1 <= drafted <= draft_length
 
 
 if __name__ == "__main__":

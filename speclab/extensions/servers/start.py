@@ -75,22 +75,22 @@ def commands(args: argparse.Namespace, folder: Path) -> list[list[str]]:
 
 def _llama(program: str, target: str, draft: str, k: int, slots: int) -> list[list[str]]:
     """Return the commands of llama.cpp's server. Each slot has 2,048 positions."""
-    threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
-    plain = [program, "-m", target, "--metrics", "--host", "127.0.0.1", "-c", str(2048 * slots), "-np", str(slots)]
-    plain += ["--no-webui", "--no-cache-prompt", "-t", threads]
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    how = f"--metrics --host 127.0.0.1 -c {2048 * slots} -np {slots} --no-webui --no-cache-prompt -t {threads}"
+    plain = [program, "-m", target, *how.split()]
     if draft == "ngram":  # what followed the last three tokens before
-        how = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", str(k)]
-    else:  # k tokens, however unlikely they are
-        how = ["-md", draft, "--spec-type", "draft-simple", "--spec-draft-n-max", str(k), "--spec-draft-p-min", "0"]
-    return [[*plain, *how], plain]
+        lookup = f"--spec-type ngram-simple --spec-ngram-simple-size-n 3 --spec-ngram-simple-size-m {k}"
+        return [[*plain, *lookup.split()], plain]
+    drafts = f"--spec-type draft-simple --spec-draft-n-max {k} --spec-draft-p-min 0"  # k tokens, however unlikely
+    return [[*plain, "-md", draft, *drafts.split()], plain]
 
 
 def _vllm(program: str, target: str, draft: str, k: int) -> list[list[str]]:
-    """Return the commands of vLLM. target: as --target takes it, so that a GGUF file is converted; the server calls it
-    by that name, and not by the folder of the conversion. A head in the `speculators` format says itself what it is."""
+    """Return the commands of vLLM. target: as --target takes it; the server calls it by that name, not by the folder of
+    a conversion. A head in the `speculators` format says itself what it is."""
+    words = "--dtype float32 --enforce-eager --max-model-len 1024 --generation-config vllm --no-enable-prefix-caching"
     plain = [program, "-m", "vllm.entrypoints.openai.api_server", "--model", sources.place_of(target)]
-    plain += ["--served-model-name", target, "--dtype", "float32", "--enforce-eager", "--max-model-len", "1024"]
-    plain += ["--generation-config", "vllm", "--no-enable-prefix-caching"]
+    plain += ["--served-model-name", target, *words.split()]
     how: dict[str, Any] = {"method": "draft_model", "num_speculative_tokens": k}
     if draft == "ngram":  # as the lab's own lookup does it
         how |= {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
@@ -98,7 +98,8 @@ def _vllm(program: str, target: str, draft: str, k: int) -> list[list[str]]:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             how["method"] = json.loads((Path(draft) / "config.json").read_bytes())["speculators_model_type"]
         how["model"] = draft
-    return [[*plain, "--speculative-config", json.dumps(how)], plain]
+    each = ["--per-request-spec-decode-metrics", "detailed"]  # the rounds of a request are told with its answer
+    return [[*plain, *each, "--speculative-config", json.dumps(how)], plain]
 
 
 def _as_gguf(model: str, folder: Path) -> str:
@@ -137,14 +138,9 @@ def _running(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen, IO[byte
     """Run a process for as long as the block, and give it with what it writes. What it has started ends with it:
     vLLM's engine outlives its server otherwise."""
     with tempfile.TemporaryFile() as log:
+        how: dict[str, Any] = {"stdout": log, "stderr": subprocess.STDOUT, "start_new_session": True}
         try:
-            process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**startup.environment(), **ENVIRONMENT},
-                start_new_session=True,
-            )
+            process = subprocess.Popen(command, env={**startup.environment(), **ENVIRONMENT}, **how)
         except OSError as error:
             why = f"{command[0]} cannot be run: {error.strerror}"
             raise EnvironmentProblem(f"{why}; install it, or give the place of another one") from None
@@ -164,8 +160,8 @@ def _check_free(port: int) -> None:
         try:
             one.bind(("127.0.0.1", port))
         except OSError as error:
-            why = f"port {port} cannot be taken: {error.strerror}"
-            raise EnvironmentProblem(f"{why}; end what listens there, or choose another port") from None
+            why = f"port {port} cannot be taken: {error.strerror}; end what listens there, or choose another one"
+            raise EnvironmentProblem(why) from None
 
 
 def _wait(process: subprocess.Popen, url: str, log: IO[bytes]) -> None:
@@ -176,8 +172,7 @@ def _wait(process: subprocess.Popen, url: str, log: IO[bytes]) -> None:
                 return
         time.sleep(POLL_SECONDS)
     log.seek(0)
-    lines = log.read(2**20).decode(errors="replace").split("\n")
-    last = next((line for line in reversed(lines) if line.strip()), "nothing")
+    last = ["nothing", *filter(str.strip, log.read(2**20).decode(errors="replace").split("\n"))][-1]
     raise EnvironmentProblem(f"the server at {url} does not start; it wrote last: {' '.join(last.split())[:200]}")
 
 

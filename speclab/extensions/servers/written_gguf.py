@@ -7,51 +7,23 @@ others.
 
 import importlib.util
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from speclab.models.outside import generation
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.files import whole_file
 
-NAMES = {  # the library's name of a module -> the format's
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
 NORMAL, SPECIAL, UNUSED = 1, 3, 5  # types of tokens, as llama.cpp numbers them
-
-
-def missing() -> str:
-    """Return what is not there and how to get it; empty where files can be written."""
-    return "" if importlib.util.find_spec("gguf") else "the package gguf is not installed; type: pip install gguf"
-
-
-def write(folder: Path, path: Path, altered: Callable[[Any], Any] = lambda model: model) -> Path:
-    """Write the model of a folder. altered: what becomes of it before. Raises as `write_model`.  -> path"""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-    return write_model(altered(model), AutoTokenizer.from_pretrained(folder, local_files_only=True), path)
 
 
 def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> Path:
     """Write a model, whole or not at all. Raises EnvironmentProblem where it has another form, or the package is
     missing.  -> path"""
-    if lacking := missing():
-        raise EnvironmentProblem(lacking)
+    if not importlib.util.find_spec("gguf"):
+        raise EnvironmentProblem("the package gguf is not installed; type: pip install gguf")
     merges = _merges(model, tokenizer)
     with whole_file(path) as part:
         _write(model, tokenizer, merges, part)
@@ -59,37 +31,38 @@ def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path
 
 
 def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, merges: list[str], path: Path) -> None:
-    from gguf import GGUFWriter  # here: nothing but this needs the package
+    from gguf import MODEL_ARCH, GGUFWriter, get_tensor_name_map  # here: nothing but this needs the package
 
     config, file = model.config, GGUFWriter(path, "llama")
-    n_heads, n_kv, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     file.add_context_length(config.max_position_embeddings)
     file.add_embedding_length(config.hidden_size)
     file.add_block_count(config.num_hidden_layers)
     file.add_feed_forward_length(config.intermediate_size)
-    file.add_head_count(n_heads)
-    file.add_head_count_kv(n_kv)
-    file.add_key_length(width)
-    file.add_value_length(width)
-    file.add_rope_dimension_count(width)
+    file.add_head_count(heads["q_proj"])
+    file.add_head_count_kv(heads["k_proj"])
+    file.add_key_length(config.head_dim)
+    file.add_value_length(config.head_dim)
+    file.add_rope_dimension_count(config.head_dim)
     file.add_rope_freq_base(config.rope_parameters["rope_theta"])
     file.add_layer_norm_rms_eps(config.rms_norm_eps)
     file.add_vocab_size(config.vocab_size)
-    names, special = {i: name for name, i in tokenizer.get_vocab().items()}, set(tokenizer.all_special_ids)
+    tokens, special = {i: name for name, i in tokenizer.get_vocab().items()}, set(tokenizer.all_special_ids)
     rows = range(model.get_input_embeddings().weight.shape[0])  # type: ignore[index]
     file.add_tokenizer_model("gpt2")
     file.add_tokenizer_pre("gpt-2")
-    file.add_token_list([names.get(i, f"[PAD{i}]") for i in rows])
-    file.add_token_types([SPECIAL if i in special else NORMAL if i in names else UNUSED for i in rows])
+    file.add_token_list([tokens.get(i, f"[PAD{i}]") for i in rows])
+    file.add_token_types([SPECIAL if i in special else NORMAL if i in tokens else UNUSED for i in rows])
     file.add_token_merges(merges)
     file.add_add_bos_token(tokenizer("x").input_ids[0] == tokenizer.bos_token_id)
     if (eos := min(generation.eos_ids(model.generation_config), default=None)) is not None:
         file.add_eos_token_id(eos)
+    names = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, weight in model.named_parameters():  # a tied output layer is left out, as the format does
-        values = weight.detach().float().cpu()
-        for part, heads in (("q_proj", n_heads), ("k_proj", n_kv)):
-            values = interleaved(values, heads) if part in name else values
-        file.add_tensor(_named(name), values.contiguous().numpy())
+        values, module = weight.detach().float().cpu(), name.removesuffix(".weight")
+        if (part := module.rpartition(".")[2]) in heads:
+            values = interleaved(values, heads[part])
+        file.add_tensor(f"{names.get_name(module)}.weight", values.contiguous().numpy())
     file.write_header_to_file()
     file.write_kv_data_to_file()
     file.write_tensors_to_file()
@@ -98,10 +71,9 @@ def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, merges: l
 
 def _merges(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return the merges of the tokenizer. Raises EnvironmentProblem for a model or a tokenizer of another form."""
-    config = model.config
+    config, backend = model.config, getattr(tokenizer, "backend_tokenizer", None)
     rope = getattr(config, "rope_parameters", None) or {}
     biased = any(name.endswith(".bias") for name, _ in model.named_parameters())
-    backend = getattr(tokenizer, "backend_tokenizer", None)
     parts = json.loads(backend.to_str()) if backend is not None else {"model": {}}
     splits = parts.get("pre_tokenizer") or {}
     like_gpt2 = splits.get("type") == "ByteLevel" and splits.get("use_regex") and not splits.get("add_prefix_space")
@@ -122,11 +94,3 @@ def interleaved(weight: Tensor, n_heads: int) -> Tensor:
     """
     width = weight.shape[1]
     return weight.view(n_heads, 2, -1, width).transpose(1, 2).reshape(-1, width)
-
-
-def _named(name: str) -> str:
-    module = name.removesuffix(".weight")
-    if not module.startswith("model.layers."):
-        return f"{NAMES[module]}.weight"
-    layer, _, part = module.removeprefix("model.layers.").partition(".")
-    return f"blk.{layer}.{NAMES[part]}.weight"

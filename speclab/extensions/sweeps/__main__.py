@@ -16,6 +16,7 @@ if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
 import argparse
+import copy
 import functools
 import operator
 import sys
@@ -26,13 +27,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from transformers import PreTrainedModel
 
 from draft_models import ModelDrafter
 from speclab.cli import compare, flags, parsing
 from speclab.cli.compare import Output, show
 from speclab.drafts import registry
 from speclab.drafts.registry import check_prompts
-from speclab.extensions.sweeps import degraded_drafts
 from speclab.lab.comparison import build_rows, measure_and_judge, noise_at, with_costs
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.known_texts.acceptance_probs import CostTable
@@ -62,7 +64,6 @@ COMPARED = {  # sweeps that are comparisons
     "draft-kind": "-k 4 --temperature 0 --draft model,ngram,dial:0.5",
     "definitions": "-k 1,2,4,8 --temperature 0",
 }
-TRAINING_SECONDS = 20.0
 CONTEXTS = (128, 256, 512, 1024, 1800)  # prompt tokens
 OUTPUT_LENGTHS = (8, 16, 32, 64, 128, 512)  # new tokens
 NEAR = 0.05  # the book's formula counts as right where it is at most this far from the measurement
@@ -86,7 +87,6 @@ class SweepRun(LabRun):
     """The record of `python -m speclab.extensions.sweeps NAME`."""
 
     sweep: str
-    facts: Facts  # what was made for it: how its drafts were trained
     correctness: list[Facts]
     noise: list[Noise]
     points: list[Point]
@@ -99,7 +99,7 @@ class Sweep(NamedTuple):
     """A sweep: what it asks, how it is measured and shown."""
 
     question: str
-    points: Callable[[RunConfig, dict[str, Any]], Points]  # may add to the facts of the record
+    points: Callable[[RunConfig], Points]
     heads: tuple[str, ...]  # of its table
     axis: str  # of its picture
     legend: str
@@ -123,7 +123,7 @@ def _points(rows: list[Row], x: Callable[[Row], float | str], series: Callable[[
     return [Point(**vars(row), x=x(row), series=series(row)) for row in of_all]
 
 
-def _acceptance(config: RunConfig, facts: dict[str, Any]) -> Points:
+def _acceptance(config: RunConfig) -> Points:
     """Measure the oracle draft, from never right to always right, once at the cost of a draft model and once at
     none. It replays greedy text; its names are dial:A, dial:A:MODEL and dial:A:free."""
     if not all(drafter.needs_text for drafter in config.drafters.values()):
@@ -184,14 +184,14 @@ def _by_size(sizes: list[int], run: Callable[[int], tuple[list[Row], Measurement
     return points, total
 
 
-def _output_length(config: RunConfig, facts: dict[str, Any]) -> Points:
+def _output_length(config: RunConfig) -> Points:
     lengths = [n for n in OUTPUT_LENGTHS if n <= config.max_new_tokens]
     if not lengths:
         raise UsageProblem("the sweep output-length begins at 8 tokens; use --max-new-tokens 8 or more")
     return _by_size(lengths, lambda n: _rows(config, max_new_tokens=n, title=f"{n} tokens"))
 
 
-def _context(config: RunConfig, facts: dict[str, Any]) -> Points:
+def _context(config: RunConfig) -> Points:
     """Prompts of growing length: the standard prompts of a kind one after the other, cut to size."""
     models = [config.setup.target, *(model for d in config.drafters.values() for model in d.models)]
     rooms = (model.room.for_prompt(config.max_new_tokens) for model in models)
@@ -221,26 +221,31 @@ def stretched(prompts: list[Prompt], n: int) -> list[Prompt]:
     return longer
 
 
-def _mismatch(config: RunConfig, facts: dict[str, Any]) -> Points:
-    """Measure the trained draft, the same with noise in its weights, one trained on the spot, a random one."""
+def _mismatch(config: RunConfig) -> Points:
+    """Measure the trained draft, the same with ever more noise in its weights, and one of its shape that has seen
+    nothing: their passes cost the same."""
     trained = next((drafter for drafter in config.drafters.values() if drafter.is_model), None)
     if trained is None:
         raise UsageProblem("the sweep mismatch starts from a draft model; give --draft model or a folder")
     [draft] = trained.models
     source = draft.model
-    note(f"training a draft for {TRAINING_SECONDS:.0f} s")
-    spot, training = degraded_drafts.trained_on_the_spot(source, config.setup.tokenizer, TRAINING_SECONDS, config.seed)
-    facts["training"] = vars(training)
     models = {
         "trained": source,
         **{f"noise {amount:g}": noisy(source, amount, config.seed) for amount in (0.1, 0.2, 0.4)},
-        f"{TRAINING_SECONDS:.0f} s of training": spot,
-        "random": degraded_drafts.random_like(source, config.seed),
+        "random": random_like(source, config.seed),
     }
     config.drafters = {name: ModelDrafter(config.setup.cached(one, draft.vocab_size)) for name, one in models.items()}
     rows, measured = _rows(config)
     points = _points(rows, operator.attrgetter("method"), lambda row: "draft")
     return sorted(points, key=lambda p: -(p.acceptance_rate or 0)), measured
+
+
+def random_like(model: PreTrainedModel, seed: int) -> PreTrainedModel:
+    """Return a model of the same class and configuration with fresh weights, drawn by its own initialisation."""
+    with torch.random.fork_rng(devices=[]):  # it is built on the CPU, whose generator gets its state back
+        torch.random.default_generator.manual_seed(seed)
+        fresh = type(model)(copy.deepcopy(model.config))
+    return fresh.to(device=model.device, dtype=model.dtype).eval()  # type: ignore[call-arg]
 
 
 # --- along a curve ----------------------------------------------------------------------------------------------------
@@ -338,11 +343,6 @@ def lines(sweep: SweepRun) -> Lines:
         said = f"{even.value:.2f} ({interval(even.low, even.high)})" if even else "-"
         near = ", ".join(interval(*stretch) for stretch in near_book(points)) or "-"
         filled.append(f"{label}: break-even at α = {said}; book(α) within {NEAR:.0%} of the measurement at α = {near}")
-    if training := sweep.facts.get("training"):
-        filled.append(
-            f"trained on the spot: {training['seconds']:.0f} s, {training['steps']} steps, {training['tokens']:,} "
-            f"tokens, loss from {training['first_loss']:.2f} to {training['last_loss']:.2f} nats per token"
-        )
     return Lines([SWEEPS[sweep.sweep].legend, *filled, *noise_lines(sweep.noise), *remarks(sweep), rough_line(sweep)])
 
 
@@ -379,21 +379,12 @@ def picture(sweep: SweepRun, folder: Path, name: str) -> Path:
         if sweep.sweep == "acceptance":
             x, shown = "acceptance_rate", list(by_acceptance(points).values())
             ticks = {i / 5: f"{i / 5:g}" for i in range(6)}
-            more = {"ticks": ticks, "extra": functools.partial(_mark_agreement, points)}
+            more = {"ticks": ticks}
         series = [Series("measured", speedups(shown, x))]
         series += [Series(line, column(shown, key, x), look, style) for key, line, look, style in LINES]
         panels.append(Panel(series, axis, title=tables.short(label, 16), **more))
     figure = figures.draw(panels, 8.0 if len(panels) == 1 else 4.6) if sweep.points else figures.Figure()
     return figures.save(figure, sweep, folder, name)
-
-
-def _mark_agreement(points: list[Point], axis: Any) -> None:
-    """Mark the places where the book's formula is right, and where the measured speedup passes 1."""
-    for low, high in near_book(points):
-        label = f"book within {NEAR:.0%}: α = {interval(low, high)}"
-        axis.axvspan(low, high, color=figures.COLOURS[4], alpha=0.3, linewidth=0, label=label)
-    if even := break_even(points):
-        axis.plot(even.value, 1, "|", color="black", markersize=10, label=f"break-even: α = {even.value:.2f}")
 
 
 LINES = (  # a column that predicts the speedup, its label, colour and style
@@ -517,13 +508,11 @@ def _run(typed: argparse.Namespace, name: str) -> tuple[SweepRun, int]:
     choices = compare.read_drafts([kind for kind in args.draft.split(",") if kind], temperatures)
     registry.check_chains("a sweep", choices)
     config = compare.load(args, choices, lengths, temperatures)
-    facts: dict[str, Any] = {}
-    points, measured = SWEEPS[name].points(config, facts)
+    points, measured = SWEEPS[name].points(config)
     noise = noise_at(measured, config.temperatures[0])
     record = SweepRun(
         **config.head(measured),
         sweep=name,
-        facts=facts,
         correctness=measured.correctness,
         noise=[noise] if noise else [],
         points=points,

@@ -11,19 +11,20 @@ that are not shared, which is spread over the others, and the mass that the targ
 drafted.
 """
 
+import itertools
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
 from draft_models import ModelDrafter, draft_room
 from speclab.core.law import Law
 from speclab.core.rounds import Target
 from speclab.core.sampling import Sampling, to_device
-from speclab.extensions.tokenizers.shared_tokens import Reading, SharedTokens, shared_tokens, token_bytes
-from speclab.extensions.tokenizers.shares import DRAFT_OUT, TARGET_OUT
+from speclab.extensions.tokenizers.shared_tokens import END, Reading, SharedTokens, shared_tokens, token_bytes
 from speclab.models.cached import CachedModel
 from speclab.models.checking.uncached import distributions
 from speclab.models.family import check_draft_prompts
@@ -32,19 +33,7 @@ from speclab.models.setup import Setup
 from speclab.system.errors import UsageProblem
 
 LEAST_SHARED = 0.05  # of the tokens of the smaller vocabulary
-
-
-class Reader(Protocol):
-    """The way in which the draft reads the target's ids; `Reading` in shared_tokens.py is one."""
-
-    def prompt(self, ids: list[int]) -> list[int]:
-        """Return the draft's ids of a prompt, at least one."""
-
-    def token(self, i: int) -> list[int]:
-        """Return the draft's ids of a token behind it, at least one.
-
-        A shared token gives the id that it is a pair with.
-        """
+DRAFT_OUT, TARGET_OUT = "draft out", "target out"  # heads of the columns for what is not shared
 
 
 class IntersectDrafter(ModelDrafter):
@@ -52,11 +41,13 @@ class IntersectDrafter(ModelDrafter):
 
     It is a ModelDrafter whose cache and catch-up hold the draft's ids, and whose proposals are the target's.
     shared: the pairs; all of the target's ids lie in its vocabulary, all of the draft's among the draft's logits.
+    reads: a `Reading`, the way in which the draft reads the target's ids.
     """
 
     branches_as_base = True  # after each of several tokens comes what the model says, as after the last one
+    proposes_own_ids = is_model = False
 
-    def __init__(self, draft: CachedModel, shared: SharedTokens, reads: Reader):
+    def __init__(self, draft: CachedModel, shared: SharedTokens, reads: Any):
         super().__init__(draft)
         self.shared, self._reads = shared, reads
         self._target_ids = torch.tensor(shared.target_ids, device=draft.device)  # (n shared,)
@@ -67,7 +58,7 @@ class IntersectDrafter(ModelDrafter):
         """Read the prompt, (1, prompt length) target ids. Raises EnvironmentProblem where logits are not finite."""
         self._draft_id = self._draft_ids.new_zeros(target.vocab_size)
         self._draft_id[self._target_ids] = self._draft_ids
-        super().prefill(target, to_device(self._reads.prompt(prompt[0].tolist()), self.draft.device)[None], sampling)
+        super().prefill(target, to_device(self.read_as(prompt[0].tolist()), self.draft.device)[None], sampling)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Crop the cache to what is committed, and note what it lacks; `committed` are ids of the target."""
@@ -75,33 +66,25 @@ class IntersectDrafter(ModelDrafter):
         self.draft.crop(min(self.draft.length, self._n_committed + n_accepted))
         super().observe(n_accepted, [i for token in committed for i in self._reads.token(token)])
 
-    proposes_own_ids = False
-
     def draft_ids(self, tokens: Tensor) -> Tensor:
-        """Return the draft's ids of drafted ids of the target."""
         return self._draft_id[tokens]
 
     def as_target_logits(self, logits: Tensor) -> Tensor:
-        """Return the logits of the shared tokens alone: (m, the draft's vocabulary) -> (m, the target's)."""
         return self._restricted(logits, self._vocab_size)
 
     def _restricted(self, logits: Tensor, vocab_size: int) -> Tensor:
+        """Return the logits of the shared tokens alone: (m, the draft's vocabulary) -> (m, the target's)."""
         rows = logits.new_full((len(logits), vocab_size), float("-inf"))
         rows[:, self._target_ids] = logits[:, self._draft_ids]
         return rows
 
-    is_model = False
-
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
-        """As a draft model does, in its own tokens."""
         return check_draft_prompts(self.draft.room, prompts, max_new_tokens, self.read_as, " of the draft's tokens")
 
     def read_as(self, prompt: list[int]) -> list[int]:
-        """Return the draft's ids of a prompt of the target."""
         return self._reads.prompt(prompt)
 
     def describe(self, name: str, engine: str) -> str:
-        """Return a line about the model, and about what both vocabularies share."""
         return f"{super().describe(name, engine)}; {self.shared.describe()}"
 
     def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
@@ -114,10 +97,8 @@ class IntersectDrafter(ModelDrafter):
 
     def n_read(self, prompt: list[int], tokens: list[int]) -> list[int]:
         """Return how many of its own ids the draft has read before each of `tokens`, all ids of the target."""
-        counts = [len(self.read_as(prompt))]
-        for token in tokens:
-            counts.append(counts[-1] + len(self._reads.token(token)))
-        return counts[:-1]
+        sizes = (len(self._reads.token(token)) for token in tokens)
+        return list(itertools.accumulate(sizes, initial=len(self.read_as(prompt))))[:-1]
 
     def own_rates(
         self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling
@@ -142,7 +123,7 @@ class IntersectDrafter(ModelDrafter):
         """
         counts, most = self.n_read(prompt, tokens), self.draft.max_length
         counts = [count for count in counts if most is None or count <= most]
-        text = [*self._reads.prompt(prompt), *(i for token in tokens for i in self._reads.token(token))]
+        text = [*self.read_as(prompt), *(i for token in tokens for i in self._reads.token(token))]
         ids = to_device(text[: max(counts, default=0)], self.draft.device)[None]
         if not counts:
             return torch.zeros(len(tokens), vocab_size), torch.zeros(len(tokens))
@@ -150,7 +131,6 @@ class IntersectDrafter(ModelDrafter):
         rows = logits[0, [count - 1 for count in counts], : self.draft.vocab_size]  # (places in its context, its own)
         law = sampling.probs(self._restricted(rows, vocab_size)).cpu()
         outside = 1 - sampling.probs(rows)[:, self._draft_ids].sum(-1).cpu()
-        pad = torch.nn.functional.pad
         return pad(law, (0, 0, 0, len(tokens) - len(law))), pad(outside, (0, len(tokens) - len(law)))
 
 
@@ -159,29 +139,24 @@ def intersect(draft: CachedModel, own: PreTrainedTokenizerBase, setup: Setup, ki
 
     kind: what --draft says.
     """
+    both = (setup.tokenizer, setup.target), (own, draft)
     target_bytes, draft_bytes = (
-        {i: added for i, added in token_bytes(tokenizer).items() if i < model.vocab_size}
-        for tokenizer, model in ((setup.tokenizer, setup.target), (own, draft))
+        {i: added for i, added in token_bytes(tokenizer).items() if i < model.vocab_size} for tokenizer, model in both
     )
-    ends = (
-        _end(setup.tokenizer, setup.eos, setup.target.vocab_size),
-        _end(own, eos_ids(draft.model.generation_config), draft.vocab_size),
-    )
-    shared = shared_tokens(target_bytes, draft_bytes, ends)
+    target_end, draft_end = (_end(tokenizer, model) for tokenizer, model in both)
+    if target_end is not None and draft_end is not None:
+        target_bytes[target_end], draft_bytes[draft_end] = END, END
+    shared = shared_tokens(target_bytes, draft_bytes)
     if shared.share < LEAST_SHARED:
         raise UsageProblem(
             f"--draft {kind}: {shared.describe()}, {shared.share:.1%} of the smaller one; below {LEAST_SHARED:.0%} "
             f"next to nothing can be drafted: give another draft, or --draft retokenize:{kind.partition(':')[2]}"
         )
-    return IntersectDrafter(
-        draft, shared, Reading(setup.tokenizer, own, shared, target_bytes, draft_bytes, draft.n_ids - 1)
-    )
+    reads = Reading(setup.tokenizer, own, shared, target_bytes, draft_bytes, draft.n_ids - 1)
+    return IntersectDrafter(draft, shared, reads)
 
 
-def _end(tokenizer: PreTrainedTokenizerBase, ends: frozenset[int], n_ids: int) -> int | None:
-    """Return the id below n_ids with which a model ends a text.
-
-    Of several ids it is the one that its tokenizer names, or the first.
-    """
-    ends = frozenset(i for i in ends if i < n_ids)
+def _end(tokenizer: PreTrainedTokenizerBase, model: CachedModel) -> int | None:
+    """Return the id with which a model ends a text: of several the one that its tokenizer names, or the first."""
+    ends = frozenset(i for i in eos_ids(model.model.generation_config) if i < model.vocab_size)
     return tokenizer.eos_token_id if tokenizer.eos_token_id in ends else min(ends, default=None)

@@ -1,12 +1,47 @@
-"""Adds drafts with another tokenizer to the lab."""
+"""Adds drafts with another tokenizer to the lab: `--draft retokenize:NAME` and `intersect:NAME`."""
 
-from speclab.drafts.registry import add
-from speclab.extensions.tokenizers import shares
-from speclab.models import names
+from speclab.core.drafter import Drafter
+from speclab.drafts.registry import Choice, add, is_mistyped
+from speclab.extensions.tokenizers.intersect import DRAFT_OUT, TARGET_OUT, intersect
+from speclab.extensions.tokenizers.retokenized import RetokenizedDrafter
+from speclab.models import loading, names
+from speclab.models.checking.checks import OTHER_DRAFT
+from speclab.models.family import check_family
+from speclab.models.setup import Setup
 from speclab.records.rows import COLUMNS
+from speclab.system.errors import UsageProblem
 
-KINDS = "speclab.extensions.tokenizers.kinds"
-add("retokenize:NAME", f"{KINDS}:read_retokenize", "a model with another tokenizer, by way of its text")
-add("intersect:NAME", f"{KINDS}:read_intersect", "the same, by the tokens that both vocabularies have")
-COLUMNS.update(shares.COLUMNS)
+
+def read_other(argument: str, text: str) -> Choice:
+    """Read retokenize:NAME or intersect:NAME."""
+    word = text.partition(":")[0]
+    is_exact = word == "intersect"
+    if is_mistyped(argument):
+        raise UsageProblem(
+            f"--draft {text}: give a model's folder or hub name, for example {word}:openai-community/gpt2"
+        )
+    loading.check_place(argument)
+
+    def build(setup: Setup, seed: int) -> Drafter:
+        tokenizer, model = loading.load_tokenizer(argument), setup.load_model(argument)
+        check_family(model, f"--draft {word}", OTHER_DRAFT)
+        # Its passes have any width, so never as CUDA graphs.
+        draft = setup.cached(model, max(tokenizer.get_vocab().values()) + 1, graphs=False)
+        if is_exact:
+            return intersect(draft, tokenizer, setup, text)
+        return RetokenizedDrafter(draft, tokenizer, setup.tokenizer, setup.target.vocab_size)
+
+    name = f"{word}:{loading.short_name(argument)}"
+    return Choice(text, name, build, can_branch=is_exact, in_hybrid=is_exact, any_family=False)
+
+
+add("retokenize:NAME", read_other, "a model with another tokenizer, by way of its text")
+add("intersect:NAME", read_other, "the same, by the tokens that both vocabularies have")
+COLUMNS[DRAFT_OUT] = (
+    "mean probability that the draft gives to tokens that are not shared; shared ones are drafted instead"
+)
+COLUMNS[TARGET_OUT] = (
+    "the same of the target's probability; the model never drafts these tokens, so at a place its token is accepted "
+    "with probability 1 minus this at most"
+)
 names.WITH_OTHER_TOKENIZERS += ["retokenize:NAME", "intersect:NAME"]

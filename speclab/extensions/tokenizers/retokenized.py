@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from draft_models import as_draft, draft_room
 from speclab.core.drafter import Lookup
@@ -31,11 +31,10 @@ from speclab.models.family import check_draft_prompts
 BEFORE = 8  # tokens in front of what is tokenized or decoded, so that it is read as it stands in the text
 
 
-def shortest_window(model: PreTrainedModel) -> int | None:
-    """Return the number of tokens that a layer with a sliding window reads, the smallest where windows differ; None
-    where no layer has one."""
-    windows = (getattr(layer, "sliding_window", None) for layer in DynamicCache(config=model.config).layers)
-    return min((window for window in windows if window), default=None)
+def shortest_window(draft: CachedModel) -> int:
+    """Return the fewest tokens that a layer of the library's reads, sys.maxsize where none has a sliding window."""
+    layers = [] if draft.fast else DynamicCache(config=draft.model.config).layers
+    return min(getattr(layer, "sliding_window", None) or sys.maxsize for layer in [None, *layers])
 
 
 class RetokenizedDrafter(Lookup):
@@ -55,33 +54,27 @@ class RetokenizedDrafter(Lookup):
         self._said: list[int] = []  # what it said after that
         self._ended = False  # whether it ended the text there
         self._earliest = 0  # tokens that the cache can be cropped to, and no fewer
-        window = None if draft.fast else shortest_window(draft.model)
-        self._window = sys.maxsize if window is None else window
+        self._window = shortest_window(draft)
         self._device = draft.device
         self._start = start_of_text(own)
 
     shorter_is_beginning = False
 
     def describe(self, name: str, engine: str) -> str:
-        """Return a line about the model, and about its engine where that is not the target's."""
         eager = "; on the eager engine" * (self.draft.engine != engine)
         model = loading.describe_model(name, self.draft.model, "draft")
         return f"{model}; its text is tokenized again for the target{eager}"
 
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
-        """Raise UsageProblem where a prompt does not fit its context.  -> whether the texts reach its end, or None"""
         return check_draft_prompts(self.draft.room, prompts, max_new_tokens, self.read_as, " of the draft's tokens")
 
     def prefill(self, target: Target | None, prompt: Tensor, sampling: Sampling) -> None:
-        """Note the prompt, (1, prompt length) ids of the target; the draft reads it with the first proposal."""
         self._ids, self._fed, self._context, self._device = prompt[0].tolist(), [], [], prompt.device
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """Propose at most `k` tokens; `uniforms` are not used."""
         return as_draft(self.lookup(k), self._device)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Note what was committed."""
         self._ids += committed
 
     def read_as(self, ids: list[int]) -> list[int]:
@@ -114,8 +107,7 @@ class RetokenizedDrafter(Lookup):
         """Return the draft's logits after these ids, (vocab,), from one pass over those that its cache lacks."""
         n_fed = len(self._fed)
         differs = (i for i, (old, new) in enumerate(zip(self._fed, ids, strict=False)) if old != new)
-        same = n_fed if ids[:n_fed] == self._fed else next(differs, n_fed)
-        same = min(same, len(ids) - 1)
+        same = min(next(differs, n_fed), len(ids) - 1)
         if same == 0 or same < self._earliest:
             logits = self.draft.prefill(self._as_ids(ids))
             self._earliest = len(ids) if len(ids) >= self._window else 0

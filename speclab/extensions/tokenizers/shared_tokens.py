@@ -6,16 +6,18 @@ are compared by the bytes that their names spell. Special tokens are left out, b
 """
 
 import re
-from collections.abc import Collection
 from itertools import groupby
 from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from speclab.models.pieces import text_of
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # of SentencePiece, for characters that it has no token for
 UNKNOWN = "\ufffd"  # what decoders write for bytes that are no character
+BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}  # the alphabet of byte-level vocabularies
+END = b""  # stands for the bytes of the token that ends a text
 BREAK = "\n"  # a text behind it is tokenized as in the middle of a line
 
 
@@ -34,9 +36,8 @@ class SharedTokens(NamedTuple):
         return len(self.target_ids) / max(1, min(self.n_target, self.n_draft))
 
     def describe(self) -> str:
-        """Return a line about the shared tokens for the head of a run."""
-        shared = f"tokens in both vocabularies: {len(self.target_ids)}"
-        return f"{shared} (of the draft's {self.n_draft} and the target's {self.n_target})"
+        n = len(self.target_ids)
+        return f"tokens in both vocabularies: {n} (of the draft's {self.n_draft} and the target's {self.n_target})"
 
 
 def start_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -60,17 +61,6 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     return added | named
 
 
-def _letters_of_bytes() -> dict[str, int]:
-    """Return the alphabet of byte-level vocabularies: bytes that are no visible letter of Latin-1 have those from 256
-    on."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-BYTES = _letters_of_bytes()
-
-
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes]:
     """Return the bytes that each id adds to a text that has begun, by the id; SentencePiece's byte tokens come last.
 
@@ -79,11 +69,10 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes]:
     special = special_ids(tokenizer)
     names = {i: name for name, i in tokenizer.get_vocab().items() if i not in special}
     names = dict(sorted(names.items(), key=lambda item: (BYTE_TOKEN.fullmatch(item[1]) is not None, item[0])))
-    first = _first_token(tokenizer, names)
-    if first is None:
-        return {}
-    before, found = text_of(tokenizer, [first]), {}
-    for i, name in names.items():
+    alone = ((i, text_of(tokenizer, [i])) for i in names)
+    first, before = next(((i, text) for i, text in alone if text.strip() and UNKNOWN not in text), (0, ""))
+    found = {}
+    for i, name in names.items() if before else ():
         whole = text_of(tokenizer, [first, i])
         added = _bytes_of(name, whole.removeprefix(before)) if whole.startswith(before) else b""
         if added:
@@ -91,23 +80,12 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes]:
     return found
 
 
-def _first_token(tokenizer: PreTrainedTokenizerBase, ids: Collection[int]) -> int | None:
-    """Return an id with which a text may begin: that of the letter a, or the first one that is a text by itself."""
-    letter_ids = tokenizer.encode("a", add_special_tokens=False)[-1:]
-    for i in [*(i for i in letter_ids if i in ids), *ids]:
-        text = text_of(tokenizer, [i])
-        if text.strip() and UNKNOWN not in text:
-            return i
-    return None
-
-
 def _bytes_of(name: str, added: str) -> bytes | None:
     """Return the bytes of a token of this name that decodes to this text; None where the text has half characters and
     the name does not spell them."""
     if UNKNOWN not in added:
         return added.encode()
-    byte = BYTE_TOKEN.fullmatch(name)
-    if byte:
+    if byte := BYTE_TOKEN.fullmatch(name):
         spelled = bytes([int(byte[1], 16)])
     elif all(letter in BYTES for letter in name):
         spelled = bytes(BYTES[letter] for letter in name)
@@ -116,23 +94,12 @@ def _bytes_of(name: str, added: str) -> bytes | None:
     return spelled if spelled.decode("utf-8", "replace") == added else None
 
 
-def shared_tokens(
-    target_bytes: dict[int, bytes], draft_bytes: dict[int, bytes], ends: tuple[int | None, int | None] = (None, None)
-) -> SharedTokens:
+def shared_tokens(target_bytes: dict[int, bytes], draft_bytes: dict[int, bytes]) -> SharedTokens:
     """Return the intersection of two vocabularies, as `token_bytes` gives them. Of ids with the same bytes the first
-    counts.
-
-    ends: the ids with which the target and the draft end a text; they are a pair where there are both.
-    """
+    counts."""
     target_id, draft_id = ({added: i for i, added in reversed(by_id.items())} for by_id in (target_bytes, draft_bytes))
-    pairs = {i: draft_id[added] for added, i in target_id.items() if added in draft_id}
-    (target_end, draft_end), targets, drafts = ends, set(target_bytes), set(draft_bytes)
-    if target_end is not None and draft_end is not None:
-        pairs[target_end] = draft_end
-        targets.add(target_end)
-        drafts.add(draft_end)
-    target_ids = sorted(pairs)
-    return SharedTokens(target_ids, [pairs[i] for i in target_ids], len(targets), len(drafts))
+    pairs = sorted((i, draft_id[added]) for added, i in target_id.items() if added in draft_id)
+    return SharedTokens([i for i, _ in pairs], [i for _, i in pairs], len(target_bytes), len(draft_bytes))
 
 
 class Reading:

@@ -31,17 +31,14 @@ class Branching(TreesDrafter, Wrapper):
         self._device = torch.device("cpu")
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Let the drafter read the prompt."""
         self._sampling, self._device = sampling, prompt.device
         self.growing.prefill(target, prompt, sampling)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Tell the drafter what is final."""
         self.growing.end_tree()
         self.growing.observe(n_accepted, committed)
 
     def describe(self, name: str, engine: str) -> str:
-        """Return a line about the trees."""
         return f"{name}: {self.shape_in_words()}"
 
     def shape_in_words(self) -> str:

@@ -28,11 +28,9 @@ class TreeDrafter(Branching):
 
     @property
     def n_tokens(self) -> int:
-        """Return the number of tokens of a whole tree."""
         return tokens_in(self.shape)
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Let the drafter read the prompt."""
         self._plans: dict[tuple[int, int], tuple[list[int], Tensor, Tensor]] = {}  # by tokens and depth
         super().prefill(target, prompt, sampling)
 

@@ -38,16 +38,13 @@ class MergedDrafter(TreesDrafter):
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
-        """Return the drafters that propose the tokens, lookups before models."""
         return tuple(sorted((part for drafter in self.drafters for part in drafter.parts), key=lambda part: part.draws))
 
     @property
     def models(self) -> tuple[Any, ...]:
-        """Return the models of all drafters."""
         return tuple(model for drafter in self.drafters for model in drafter.models)
 
     def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
-        """Return the law of the last one of its parts."""
         return self.parts[-1].law(target, prompt, text, sampling, k)
 
     def lengths(self, asked: list[int]) -> list[int]:
@@ -55,7 +52,6 @@ class MergedDrafter(TreesDrafter):
         return [len(self.drafters) * k for k in asked]
 
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
-        """Each drafter checks the prompts."""
         said = [drafter.check_prompts(prompts, max_new_tokens) for drafter in self.drafters]
         return "\n".join(filter(None, said)) or None
 
@@ -64,7 +60,6 @@ class MergedDrafter(TreesDrafter):
         return [note for part in self.parts for note in part.length_notes(f"{name}: its block", asked)]
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Let all drafters read the prompt."""
         self._device = prompt.device
         for drafter in self.drafters:
             drafter.prefill(target, prompt, sampling)
@@ -78,12 +73,10 @@ class MergedDrafter(TreesDrafter):
         return merged([drafter.propose(min(k, share), uniforms[:, :share]) for drafter, share in pairs], self._device)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Tell all drafters what is final, whoever proposed it."""
         for drafter in self.drafters:
             drafter.observe(n_accepted, committed)
 
     def describe(self, name: str, engine: str) -> str:
-        """Return a line about the drafts."""
         return f"{name}: chains of {len(self.drafters)} drafts, merged where they begin with the same tokens"
 
 

@@ -1,9 +1,100 @@
-"""Adds drafts with branches to the lab."""
+"""Adds drafts with branches to the lab: `--draft tree:SHAPE:MODEL`, `sampled-tree:SHAPE:MODEL` and `merge:A+B`."""
 
-from speclab.drafts.registry import add
+from speclab.core.drafter import Drafter
+from speclab.drafts.registry import Choice, add, lookups, read
+from speclab.extensions.trees.best import BestTreeDrafter
+from speclab.extensions.trees.checks import check_tree
+from speclab.extensions.trees.fixed import TreeDrafter, tokens_in
+from speclab.extensions.trees.merged import MergedDrafter
+from speclab.models.checking.checks import OTHER_DRAFT
+from speclab.models.family import check_family
+from speclab.models.setup import Setup
+from speclab.system.errors import UsageProblem
+from speclab.system.numbers import whole_number
 
-KINDS = "speclab.extensions.trees.kinds"
-READ = f"{KINDS}:read_tree"
-add("tree:SHAPE:MODEL", READ, "a tree of a shape such as 2x2x1, or best: the -k most probable")
-add("sampled-tree:SHAPE:MODEL", READ, "the same, its tokens drawn without replacement")
-add("merge:A+B", f"{KINDS}:read_merge", "chains of several drafts merged into one tree (SpecInfer)")
+MOST_IN_TREE = 64  # tokens
+BEST = "best"  # in the place of a shape: the most probable branches, as many tokens as -k says
+
+
+def read_tree(argument: str, text: str) -> Choice:
+    """Read SHAPE:MODEL. The first word of `text` says whether the tokens of the tree are drawn."""
+    word = text.partition(":")[0]
+    is_drawn = word == "sampled-tree"
+    typed, _, name = argument.partition(":")
+    wanted = f"the shape of a tree and a draft, for example {word}:2x2x1:feature"
+    wanted += f" or {word}:{BEST}:feature" * (not is_drawn)
+    shape = None if typed == BEST and not is_drawn else _shape(typed, text, wanted)
+    model = read(name) if name else None
+    if model is None or not model.can_branch:
+        raise UsageProblem(
+            f"--draft {text}: a tree needs a draft that knows several next tokens: give model, feature or block, for "
+            f"example {word}:{typed}:feature"
+        )
+    label = BEST if shape is None else "x".join(map(str, shape))
+
+    def build(setup: Setup, seed: int) -> Drafter:
+        check_tree(setup.target)
+        drafter = _growing(model, setup, seed)
+        return BestTreeDrafter(drafter) if shape is None else TreeDrafter(drafter, shape, is_drawn)
+
+    return Choice(
+        text,
+        f"{word}:{label}:{model.name}",
+        build,
+        parts=(model,),
+        branches=True,
+        any_family=False,
+        no_auto=f"it chooses the length of a chain, and {text} drafts trees",
+    )
+
+
+def _shape(typed: str, text: str, wanted: str) -> tuple[int, ...]:
+    """Read the children by depth of `2x2x1`. Raises UsageProblem, with what is `wanted`, where this is no shape."""
+    numbers = typed.split("x")
+    if not all(0 < (whole_number(number) or 0) <= MOST_IN_TREE for number in numbers):
+        raise UsageProblem(f"--draft {text}: give {wanted}")
+    shape = tuple(map(int, numbers))
+    if (n := tokens_in(shape)) > MOST_IN_TREE:
+        raise UsageProblem(f"--draft {text}: this tree has {n} tokens; give one of at most {MOST_IN_TREE}")
+    return shape
+
+
+def read_merge(argument: str, text: str) -> Choice:
+    """Read A+B, or more drafts than two."""
+    names = argument.split("+")
+    parts = [read(name) for name in names] if len(set(names)) == len(names) >= 2 and all(names) else []
+    if not parts or not all(part.is_lookup or part.can_branch for part in parts):
+        raise UsageProblem(
+            f"--draft {text}: give different drafts with + between them, lookups ({' or '.join(lookups())}), model, "
+            "feature or block, for example merge:suffix+model"
+        )
+
+    def build(setup: Setup, seed: int) -> Drafter:
+        check_tree(setup.target)
+        return MergedDrafter(
+            [part.make(setup, seed) if part.is_lookup else _growing(part, setup, seed) for part in parts]
+        )
+
+    return Choice(
+        text,
+        f"merge:{'+'.join(part.name for part in parts)}",
+        build,
+        parts=tuple(parts),
+        branches=True,
+        any_family=False,
+        no_auto=f"it chooses the length of one draft, and --draft {text} has several",
+    )
+
+
+def _growing(choice: Choice, setup: Setup, seed: int) -> Drafter:
+    """Return a draft that can be a tree; EnvironmentProblem for a model that cannot read one."""
+    drafter = choice.make(setup, seed)
+    for model in drafter.models:
+        check_family(model.model, "a tree", OTHER_DRAFT, crops=False)
+        check_tree(model)
+    return drafter
+
+
+add("tree:SHAPE:MODEL", read_tree, "a tree of a shape such as 2x2x1, or best: the -k most probable")
+add("sampled-tree:SHAPE:MODEL", read_tree, "the same, its tokens drawn without replacement")
+add("merge:A+B", read_merge, "chains of several drafts merged into one tree (SpecInfer)")

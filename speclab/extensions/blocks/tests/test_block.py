@@ -9,12 +9,7 @@ from speclab.drafts.heads.rollout import target_pass
 from speclab.extensions.blocks.drafter import BlockDrafter
 from speclab.extensions.blocks.head import blocks
 from speclab.extensions.blocks.tests.block_heads import block_rows, tiny_block_head, trained_block
-from speclab.lab.bench import Bench
-from speclab.lab.known_texts.acceptance_probs import accept_probs
 from speclab.models.cached import CachedModel
-from speclab.models.prompts import Prompt
-from speclab.models.setup import Setup
-from speclab.theory.forecast import forecast
 from tests.decoding import plain_text, speculative_rounds
 from tests.heads import LEARNT, N_NEW, Keeping, learnt_texts, prompts
 from tests.tiny_models import VOCAB, tiny
@@ -53,7 +48,7 @@ def check(model, drafter: Kept) -> None:
         n = drafter._length
         assert n > 9, "nothing but the prompt was read"
         cos, sin = rotations(drafter.head.config.block, torch.arange(n))
-        context = drafter.head.context(drafter.head.fuse(hidden[:, :n]), (cos.double(), sin.double()))
+        context = drafter.head.context(hidden[:, :n], (cos.double(), sin.double()))
         for layer, (keys, values) in enumerate(context):
             assert torch.allclose(drafter._keys[layer][:n], keys[0].transpose(0, 1))
             assert torch.allclose(drafter._values[layer][:n], values[0].transpose(0, 1))
@@ -118,21 +113,6 @@ def test_what_is_proposed_does_not_depend_on_the_draft_length():
     assert all(tokens == found[-1][: len(tokens)] for tokens in found[:-1])
 
 
-def test_ids_that_the_head_lacks_are_never_proposed():
-    """Its own ids are others than the target's."""
-    model = tiny("llama")
-    ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(0))[:12].sort().values
-    for temperature in (0.0, 1.0):
-        drafter = Kept(tiny_block_head(model, markov_rank=5, draft_vocab=12), ids)
-        how = (Sampling(temperature), torch.Generator().manual_seed(1))
-        rounds = list(speculative_rounds(reading(model), drafter, prompts(1), 3, 30, *how))
-        proposed = {token for _, draft in drafter.proposed for token in draft.tokens[0].tolist()}
-        assert proposed <= set(ids.tolist())
-        assert len(proposed) > 1
-        if not temperature:
-            assert [t for r in rounds for t in r.tokens] == plain_text(CachedModel(model), prompts(1), 30)
-
-
 def test_buffers_grow(monkeypatch):
     monkeypatch.setattr("speclab.drafts.heads.drafter.SPARE", 16)
     model, head, texts = trained_block(**TRAINED)
@@ -140,41 +120,3 @@ def test_buffers_grow(monkeypatch):
     list(speculative_rounds(reading(model), drafter, texts[:1, :9], 3, N_NEW))
     assert len(drafter._keys[0]) > 32
     check(model, drafter)
-
-
-def test_the_forecast_of_a_greedy_decoding_is_exact():
-    """Also where fewer tokens are drafted than a block has, at the end of a text and beyond what a block has."""
-    model, head, texts = trained_block(**TRAINED)
-    drafter, target = BlockDrafter(head), reading(model)
-    setup = Setup(target, None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
-    bench = Bench(setup, {"block": drafter}, N_NEW, seed=0)
-    seen = set()
-    for text in texts:
-        prompt, new = Prompt("code", "", text[None, :9]), text[9:].tolist()
-        probs = accept_probs(bench, "block", prompt, new, Sampling(), 5)
-        assert [len(row) for row in probs] == [min(head.config.longest, N_NEW - t) for t in range(N_NEW)]
-        for k in (1, 3, 5):
-            rounds = list(speculative_rounds(target, drafter, text[None, :9], k, N_NEW))
-            expected = forecast(probs, N_NEW, k)
-            assert expected.n_rounds == pytest.approx(len(rounds) - 1)
-            assert expected.n_accepted == pytest.approx(sum(r.n_accepted for r in rounds))
-            seen |= {(r.n_drafted, r.n_accepted) for r in rounds}
-    assert len(seen) > 4, "rounds of many kinds"
-
-
-def test_the_forecast_of_sampling_is_the_share_that_is_accepted():
-    """Over many decodings, each judged by its own text. The two sums differ by noise: 5 of its standard deviations."""
-    model, head, texts = trained_block(**TRAINED)
-    drafter, target, sampling = BlockDrafter(head), reading(model), Sampling(1.0)
-    setup = Setup(target, None, "tiny", sampling, torch.device("cpu"), torch.float64)
-    bench = Bench(setup, {"block": drafter}, N_NEW, seed=0)
-    differences = []
-    for seed in range(20):
-        how = (sampling, torch.Generator().manual_seed(seed))
-        rounds = list(speculative_rounds(target, drafter, texts[:1, :9], 3, N_NEW, *how))
-        text = [token for r in rounds for token in r.tokens]
-        probs = accept_probs(bench, "block", Prompt("code", "", texts[:1, :9]), text, sampling, 3)
-        differences.append(sum(r.n_accepted for r in rounds) - forecast(probs, N_NEW, 3).n_accepted)
-    differences = torch.tensor(differences)
-    assert differences.std() > 0.1
-    assert differences.mean().abs() < 5 * differences.std() / len(differences) ** 0.5

@@ -20,7 +20,7 @@ from speclab.extensions.blocks.head import BlockHead
 from speclab.extensions.blocks.tests.block_heads import block_rows, tiny_block_head, trained_block
 from speclab.lab.bench import SPECULATIVE
 from speclab.lab.round_costs import measure_costs
-from speclab.models import loading, prompts
+from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
@@ -31,7 +31,6 @@ from tests.heads import in_format, target_states
 from tests.recorder import graphed, stand_in
 from tests.rules import RULES
 from tests.test_filtered_laws import Case, assert_lossless, models, of_head
-from tests.test_lossless import IDS, Law, check_law
 from tests.tiny_models import DTYPE_ON, VOCAB, tiny
 from tests.training.test_heads import check_training, target  # noqa: F401 - a fixture
 
@@ -69,16 +68,6 @@ def test_a_round_leaves_the_targets_law(engine, monkeypatch):
     monkeypatch.setattr(test_filtered_laws, "ENGINE", engine)
     case = Case(lambda: BlockDrafter(in_format(lawful(), DTYPE_ON[engine])), 2, 2, of_head(block_logits))
     assert_lossless(case, "token", monkeypatch)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("markov_rank", [0, 4])
-def test_the_joint_law_of_a_text_is_the_targets(markov_rank):
-    """One pass for both tokens; with a Markov head the second one's law depends on the first one."""
-    model = tiny("llama", vocab_size=IDS)
-    cached = CachedModel(model)
-    cached.hidden_layers = (0, 1)
-    check_law(Law(1.0, 2), cached, BlockDrafter(tiny_block_head(model, markov_rank=markov_rank, std=0.7)), 3000)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -160,9 +149,3 @@ def test_what_is_no_head_is_one_line(pair_folder, capsys, kind, code, message):
     draft = kind.format(draft=pair_folder / "draft")
     assert optimized_speculative.main([*words, "--draft", draft]) == code
     assert message in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_a_lab_without_the_head_says_how_to_train_it(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(loading, "LAB_PAIR", tmp_path)
-    assert optimized_speculative.main(["--draft", "block", "--prompt", "x"]) == 2
-    assert "type: python -m training.heads block" in capsys.readouterr().err

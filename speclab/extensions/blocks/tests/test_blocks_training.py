@@ -25,7 +25,7 @@ def test_a_fresh_head_shares_what_it_does_not_learn():
     assert head.output.weight.data_ptr() == target.get_output_embeddings().weight.data_ptr()
     assert len(head.layers) == LAYERS
     assert (head.config.mask, head.config.causal, head.config.markov_rank) == (VOCAB - 1, False, MARKOV_RANK)
-    assert not head.markov_head(torch.arange(VOCAB)).any()
+    assert not head.biased(torch.zeros(VOCAB, VOCAB), torch.arange(VOCAB)).any()
     before = target.get_input_embeddings().weight.clone()
     with torch.enable_grad():
         starts = torch.arange(30)[None]

@@ -23,20 +23,15 @@ from speclab.drafts.oracle import Dial
 from speclab.extensions.encoders.backend import EncoderDecoderBackend, start_id
 from speclab.extensions.encoders.family import ENCODER_DECODER, EncoderRoom
 from speclab.extensions.encoders.tests.tiny_encoders import BOS, FAMILIES, START, VOCAB, tiny, tiny_of
-from speclab.lab.decodings import library_generate, settings_of_the_lab
-from speclab.models import engine_choice, memory
+from speclab.lab.decodings import library_generate
+from speclab.models import memory
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.checking import checks, rounding
-from speclab.models.checking.uncached import distributions, logits_after
-from speclab.models.prompts import Prompt
-from speclab.models.setup import Setup
 from speclab.records.arms import Arm
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence
-from tests import one_family
 from tests.decoding import keys_and_values, plain_text, speculative_rounds
 from tests.grids import pairs_often
-from tests.test_lossless import chi_square, reference_probs
 from tests.tiny_models import perturbed
 from tests.tiny_models import tiny as tiny_decoder
 from training import heads
@@ -215,24 +210,6 @@ def test_a_rejected_draft_leaves_the_cross_attention_untouched(family):
     assert len(places) == 1
 
 
-def test_two_texts_side_by_side_have_caches_of_their_own():
-    target = CachedModel(target_of("t5"))
-    other, prompts = target.with_own_cache(), (PROMPT, PROMPT.flip(1))
-    streams = [
-        speculative_rounds(m, drafter_of("some", "t5"), p, 3, N_NEW)
-        for m, p in zip((target, other), prompts, strict=True)
-    ]
-    texts: list[list[int]] = [[], []]
-    waiting = [0, 1]
-    while waiting:
-        for i in list(waiting):
-            round_ = next(streams[i])
-            texts[i] += round_.tokens
-            if round_.finish:
-                waiting.remove(i)
-    assert texts == [library_generate(target.model, p, N_NEW)[1] for p in prompts]
-
-
 # --- Sampling --------------------------------------------------------------------------------------------------------
 
 
@@ -264,40 +241,6 @@ def uncached_rows(model: PreTrainedModel, text: list[int], drafted: list[int]) -
     with torch.inference_mode():
         ids = torch.tensor([[START, *text, *drafted]])
         return model(input_ids=PROMPT, decoder_input_ids=ids, use_cache=False).logits[0, len(text) :]
-
-
-@pytest.mark.full
-def test_the_joint_law_of_sampled_tokens_is_the_targets_own():
-    """Three tokens of a model with few ids, against the law from uncached passes. False alarm: 1e-6."""
-    n_ids, n_texts, k, depth = 5, 500, 2, 3
-    one = {"num_layers": 1, "num_decoder_layers": 1, "vocab_size": n_ids}
-    model = tiny("t5", seed=1, **one)
-    target, drafter, prompt = CachedModel(model), ModelDrafter(CachedModel(perturbed(model, 0.5))), PROMPT % n_ids
-    law = torch.ones(1, dtype=torch.float64)
-    for n in range(depth):
-        before = (
-            torch.cartesian_prod(*[torch.arange(n_ids)] * n).view(-1, n) if n else torch.zeros(1, 0, dtype=torch.long)
-        )
-        ids = torch.cat([torch.full((len(before), 1), START), before], dim=1)
-        with torch.inference_mode():
-            logits = model(input_ids=prompt.expand(len(ids), -1), decoder_input_ids=ids, use_cache=False).logits[:, -1]
-        rows = torch.tensor([reference_probs(row, 1.0, 0, 1.0) for row in logits.tolist()])
-        law = (law[:, None] * rows).flatten()
-    generator, seen = torch.Generator().manual_seed(7), torch.zeros((n_ids,) * depth, dtype=torch.float64)
-    rounds = []
-    for _ in range(n_texts):
-        text: list[int] = []
-        for round_ in speculative_rounds(target, drafter, prompt, k, depth + k, Sampling(1.0), generator):
-            rounds.append(round_)
-            text += round_.tokens
-            if len(text) >= depth:
-                break
-        seen[tuple(text[:depth])] += 1
-    n_drafted, n_accepted = sum(r.n_drafted for r in rounds), sum(r.n_accepted for r in rounds)
-    assert 0.2 * n_drafted < n_accepted < 0.9 * n_drafted
-    p_value, n_bins = chi_square(seen, law.view((n_ids,) * depth))
-    assert n_bins >= 15
-    assert p_value > 1e-6
 
 
 # --- Checks, references, limits --------------------------------------------------------------------------------------
@@ -354,16 +297,6 @@ def test_a_difference_of_greedy_texts_is_judged_by_the_decoders_own_logits(famil
     assert divergence.gap == pytest.approx((rows[0, text[6]] - rows[0, wrong[6]]).item(), abs=1e-9)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_distributions_are_those_of_an_uncached_pass(family):
-    model, text = target_of(family), text_of(family)
-    rows = distributions(model, PROMPT[0].tolist(), text, WARM, VOCAB)
-    assert (rows - WARM.probs(uncached_rows(model, [], text[:-1]))).abs().max() < 1e-12
-    assert (
-        logits_after(model, PROMPT, torch.tensor([text]))[0, :-1] - uncached_rows(model, [], text[:-1])
-    ).abs().max() < 1e-12
-
-
 def test_the_positions_of_encoder_and_decoder_are_limits_of_their_own():
     assert ENCODER_DECODER.room(target_of("t5")) == EncoderRoom(None)
     bart = CachedModel(target_of("bart"))
@@ -404,15 +337,6 @@ def test_the_decoders_start_is_found_as_generate_finds_it():
         checks.check_model(model)
 
 
-def test_the_library_keeps_the_decoders_start_with_the_labs_settings():
-    model = tiny("t5")
-    own = model.generation_config
-    with settings_of_the_lab(model):
-        assert model.generation_config.decoder_start_token_id == START
-        assert model.generation_config.eos_token_id is None
-    assert model.generation_config is own
-
-
 def test_a_step_reads_the_decoder_alone():
     """Bytes of a decode step: the decoder's layers and the output layer, not the encoder nor the embedding's table."""
     model = target_of("t5")
@@ -423,34 +347,9 @@ def test_a_step_reads_the_decoder_alone():
     assert (n, n_bytes) == (expected, 8 * expected)
 
 
-def test_it_runs_eagerly_and_the_reason_is_said():
-    fast, why = engine_choice.choose(target_of("t5"), "auto")
-    assert fast is None
-    assert why == "t5 runs eagerly: the eager engine alone runs an encoder"
-
-
 def test_no_head_is_trained_for_it():
     with pytest.raises(UsageProblem, match=r"training\.heads does not know encoder-decoder models, and t5 is one"):
         heads.check_target(target_of("t5"))
-
-
-@pytest.mark.parametrize("family", ["bart", pytest.param("t5", marks=pytest.mark.full)])
-def test_the_sweep_of_families_decodes_it_eagerly_and_in_no_other_way(family):
-    row = one_family.examine(f"{family}+encoder")
-    assert row.outcome == one_family.EAGER, row
-    assert "runs an encoder" in row.reason
-    assert row.accepted > 0
-    assert row.rejected > 0
-    assert row.no_trees
-
-
-def test_the_head_of_a_run_says_what_is_different():
-    model, reasons = target_of("t5"), dict.fromkeys(("device", "dtype", "threads", "engine"), "asked for")
-    setup = Setup(CachedModel(model), None, "tiny", Sampling(), model.device, model.dtype, reasons)
-    said = setup.describe()
-    assert "\nencoder reads the prompt once" in said
-    assert "an encoder, and a decoder of 2 layers" in said
-    assert setup.ids_before(Prompt("kind", "x", PROMPT)) == []
 
 
 # --- The library's own decoders --------------------------------------------------------------------------------------

@@ -2,14 +2,14 @@
 
 import copy
 import functools
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
-from speclab.drafts.heads.files import weights_of
+from speclab.drafts.heads.files import weights_of, write_both, written
 from speclab.engines.eager import decoder_layers
 from speclab.extensions.exits.adapter import ExitAdapter, ExitConfig
-from speclab.extensions.exits.recipe import exit_loss
 from tests.heads import N_LEARNT, block, distance, in_format, learnt_texts, read
 from tests.tiny_models import tiny
 
@@ -27,6 +27,13 @@ def tiny_adapter(target: PreTrainedModel, exit_layer: int = 1, seed: int = 0, st
     return adapter.eval()
 
 
+def write_adapter(folder: Path, adapter: ExitAdapter) -> None:
+    """Write an adapter as the lab's is written."""
+    config = adapter.config
+    entries = {"exit_layer": config.exit_layer, "target_layers": config.target_layers}
+    write_both(folder, entries | {"transformer_layer_config": written(config.block)}, adapter.state_dict())
+
+
 LAYERS = {"gpt2": "n_layer"}  # what a config calls their number
 
 
@@ -38,12 +45,12 @@ def trained_exit(family: str = "llama", n_layers: int = 4, exit_layer: int = 2) 
     target = tiny(family, **changes).requires_grad_(False)
     texts = learnt_texts(target)
     adapter = tiny_adapter(target, exit_layer, std=0.1)
-    read_target = functools.partial(read, target, adapter)
     stepper = torch.optim.Adam(adapter.train().parameters(), 0.01)
     with torch.enable_grad():
+        states, likely = read(target, adapter, texts[:N_LEARNT])
         for _ in range(60):
             stepper.zero_grad()
-            exit_loss(adapter, read_target, texts[:N_LEARNT], torch.zeros(0), distance).backward()
+            distance(likely, adapter.text_logits(states)).backward()
             stepper.step()
     return target, adapter.eval().requires_grad_(False), texts
 

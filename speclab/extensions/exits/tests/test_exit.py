@@ -14,18 +14,13 @@ from speclab.extensions.exits import first_layers
 from speclab.extensions.exits.adapter import ExitAdapter
 from speclab.extensions.exits.drafter import ExitDrafter
 from speclab.extensions.exits.first_layers import FirstLayers, check_split
-from speclab.extensions.exits.tests.adapters import tiny_adapter, trained_exit, trained_exit_in_float32
-from speclab.lab.bench import Bench
-from speclab.lab.known_texts.acceptance_probs import accept_probs
+from speclab.extensions.exits.tests.adapters import trained_exit, trained_exit_in_float32
 from speclab.models.cached import CachedModel
-from speclab.models.prompts import Prompt
-from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem
-from speclab.theory.forecast import forecast
 from tests.decoding import keys_and_values, plain_text, poison, speculative_rounds
 from tests.engines import families
 from tests.grids import pairs_often
-from tests.heads import LEARNT, N_NEW, Keeping
+from tests.heads import N_NEW, Keeping
 from tests.tiny_models import CLOSE, FAMILIES, VOCAB, PlainTransformer, assert_close, on_engine, tiny
 
 WARM = Sampling(temperature=0.8)
@@ -70,39 +65,6 @@ def test_greedy_text_is_the_targets_in_every_family(family, engine):
         assert tokens_of(rounds) == text[9:].tolist()
         kinds |= {(r.n_accepted == r.n_drafted) for r in rounds if r.n_drafted > 1}
     assert kinds == {False, True}, "no rollback, or no full acceptance"
-
-
-@pytest.mark.parametrize("exit_layer", [1, 2, 3])
-def test_any_layer_but_the_last_can_be_the_exit(exit_layer):
-    model = tiny("llama", num_hidden_layers=4)
-    adapter = tiny_adapter(model, exit_layer)
-    prompt = torch.tensor([[3, 1, 4, 1, 5]])
-    rounds = list(speculative_rounds(reading(model, adapter), ExitDrafter(adapter), prompt, 3, 20))
-    assert tokens_of(rounds) == plain_text(CachedModel(model), prompt, 20)
-
-
-@pytest.mark.parametrize("budget", [1, 2, 5])
-def test_budgets_shorter_than_a_draft(budget):
-    """k is larger than what is left; the last round drafts nothing, and its pass is whole."""
-    model, adapter, texts = trained_exit()
-    rounds = list(speculative_rounds(reading(model, adapter), ExitDrafter(adapter), texts[:1, :9], 7, budget))
-    assert tokens_of(rounds) == texts[0, 9 : 9 + budget].tolist()
-    assert rounds[-1].finish == "length"
-
-
-def test_an_end_token_inside_a_block_ends_the_text():
-    model, adapter, texts = trained_exit()
-    text = texts[0, 9:].tolist()
-    inside = 0
-    for at, end in enumerate(text):
-        if end in text[:at]:
-            continue
-        target = reading(model, adapter)
-        rounds = list(speculative_rounds(target, ExitDrafter(adapter), texts[:1, :9], 4, N_NEW, eos=[end]))
-        assert tokens_of(rounds) == text[: at + 1]
-        assert rounds[-1].finish == "eos"
-        inside += rounds[-1].n_after_eos > 0
-    assert inside, "no end token came inside a block"
 
 
 def test_caches_grow_in_the_middle_of_a_round(monkeypatch):
@@ -285,17 +247,6 @@ def test_proposals_and_states_are_the_definitions(engine):
     assert kinds == {0, 1, 2}
 
 
-def test_a_trained_adapter_is_often_right():
-    """A shift of one position in training or in the loop costs most of this."""
-    model, adapter, texts = trained_exit()
-    drafted = accepted = 0
-    for learnt, text in zip(LEARNT, texts, strict=True):
-        rounds = list(speculative_rounds(reading(model, adapter), ExitDrafter(adapter), text[None, :9], 3, N_NEW))
-        if learnt:
-            drafted, accepted = drafted + sum(r.n_drafted for r in rounds), accepted + sum(r.n_accepted for r in rounds)
-    assert accepted / drafted > 0.75
-
-
 # --- with others -----------------------------------------------------------------------------------------------------
 
 
@@ -322,47 +273,6 @@ def test_a_hybrid_keeps_the_adapter_in_step():
             if draft.tokens.shape[1]:
                 assert draft.tokens[0, 0] == adapter.text_logits(hidden)[0, -1].argmax()
     assert min(found.values()) > 3, found
-
-
-# --- what is forecast ------------------------------------------------------------------------------------------------
-
-
-def bench_of(adapter, target, sampling: Sampling = Sampling()) -> Bench:
-    setup = Setup(target, None, "tiny", sampling, torch.device("cpu"), torch.float64)
-    return Bench(setup, {"exit:2": ExitDrafter(adapter)}, N_NEW, seed=0)
-
-
-def test_the_forecast_of_a_greedy_decoding_is_exact():
-    model, adapter, texts = trained_exit()
-    target = reading(model, adapter)
-    bench, seen = bench_of(adapter, target), set()
-    prompts = [(text[None, :9], text[9:].tolist()) for text in texts]
-    prompts.append((torch.tensor([[7]]), plain_text(target, torch.tensor([[7]]), N_NEW)))
-    for ids, new in prompts:
-        probs = accept_probs(bench, "exit:2", Prompt("code", "", ids), new, Sampling(), 5)
-        for k in (1, 4):
-            rounds = list(speculative_rounds(target, ExitDrafter(adapter), ids, k, N_NEW))
-            expected = forecast(probs, N_NEW, k)
-            assert expected.n_rounds == pytest.approx(len(rounds) - 1)
-            assert expected.n_accepted == pytest.approx(sum(r.n_accepted for r in rounds))
-            seen |= {(r.n_drafted, r.n_accepted) for r in rounds}
-    assert len(seen) > 6, "rounds of many kinds"
-
-
-@pytest.mark.full
-def test_the_forecast_of_sampling_is_the_share_that_is_accepted():
-    """Over many decodings, each judged by its own text. The two sums differ by noise: 5 of its standard deviations."""
-    model, adapter, texts = trained_exit()
-    target, sampling = reading(model, adapter), Sampling(1.0)
-    bench, differences = bench_of(adapter, target, sampling), []
-    for seed in range(40):
-        how = (sampling, torch.Generator().manual_seed(seed))
-        rounds = list(speculative_rounds(target, ExitDrafter(adapter), texts[:1, :9], 3, N_NEW, *how))
-        probs = accept_probs(bench, "exit:2", Prompt("code", "", texts[:1, :9]), tokens_of(rounds), sampling, 3)
-        differences.append(sum(r.n_accepted for r in rounds) - forecast(probs, N_NEW, 3).n_accepted)
-    found = torch.tensor(differences)
-    assert found.std() > 0.1
-    assert found.mean().abs() < 5 * found.std() / len(found) ** 0.5
 
 
 # --- which targets can be split --------------------------------------------------------------------------------------
@@ -393,14 +303,3 @@ def test_a_target_that_cannot_be_split_is_refused(monkeypatch):
         check_split(CachedModel(model), 2)
     with pytest.raises(EnvironmentProblem, match="cannot be run in two parts"):
         check_split(CachedModel(PlainTransformer(VOCAB, 0)), 1)
-
-
-def test_verification_without_a_draft_is_a_whole_pass():
-    model, adapter, texts = trained_exit()
-    target = reading(model, adapter)
-    target.prefill(texts[:1, :9])
-    drafter = ExitDrafter(adapter)
-    drafter.prefill(target, texts[:1, :9], Sampling())
-    drafter.observe(0, [int(texts[0, 9])])
-    draft = drafter.propose(0, torch.zeros(1, 0))
-    assert target.verify(texts[0, 9:10], draft).shape == (1, 1, VOCAB)

@@ -26,19 +26,8 @@ from tests.drafts import test_overflows as overflows
 from tests.heads import target_states
 from tests.lab.test_replay import COSTS, N_NEW, K
 from tests.test_filtered_laws import Case, Text, models, of_head, on_auto
-from tests.test_lossless import IDS, Law, check_law
-from tests.tiny_models import DTYPE_ON, on_engine, tiny
+from tests.tiny_models import tiny
 from tests.watch import Watch
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("engine", contract.ENGINES)
-def test_joint_law_of_early_exit(engine):
-    """The draft writes the target's own cache, and verification goes on from its states."""
-    model = tiny("llama", vocab_size=IDS, dtype=DTYPE_ON[engine])
-    target = CachedModel(model, fast=on_engine(engine, model))
-    target.hidden_layers = (0,)
-    check_law(Law(1.0, 2), target, ExitDrafter(tiny_adapter(model, 1)), 3000)
 
 
 @pytest.mark.parametrize(("engine", "sampling"), contract.WAYS, ids=str)

@@ -1,12 +1,11 @@
 """GGUF files for tests: a tiny model in float32, and the same with its matrices quantised."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
-
-from speclab.extensions.servers import written_gguf
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 BASICS = {  # of every family: an entry -> the name of it in configs
     "context_length": "max_position_embeddings",
@@ -39,7 +38,8 @@ def random_model(
         values = weight.detach()
         if kind == "llama" and ("q_proj" in name or "k_proj" in name):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
-            values = written_gguf.interleaved(values, heads)
+            rows = values.view(heads, 2, -1, values.shape[1])  # llama.cpp rotates neighbours, the library halves
+            values = rows.transpose(1, 2).reshape(values.shape)
         if kind in ("gemma2", "gemma3", "nemotron") and name.endswith("norm.weight"):
             values = values + 1
         if kind == "gpt2" and values.ndim == 2 and "wte" not in name and "wpe" not in name:
@@ -62,8 +62,27 @@ def _add(writer: Any, name: str, value: Any) -> None:
 
 
 def plain(folder: Path, path: Path) -> bytes:
-    """Write a model folder to a file in float32.  -> its bytes"""
-    return written_gguf.write(folder, path).read_bytes()
+    """Write a folder with a Llama model and a byte-level BPE to a file in float32.  -> its bytes"""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    config, parts = model.config, json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    names, special = {i: name for name, i in tokenizer.get_vocab().items()}, set(tokenizer.all_special_ids)
+    rows = range(config.vocab_size)
+    entries = {
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.dimension_count": config.head_dim,
+        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": [names.get(i, f"[PAD{i}]") for i in rows],
+        "tokenizer.ggml.token_type": [3 if i in special else 1 if i in names else 5 for i in rows],  # or: unused
+        "tokenizer.ggml.merges": [one if isinstance(one, str) else " ".join(one) for one in parts["merges"]],
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.ggml.eos_token_id": tokenizer.eos_token_id,
+    }
+    return random_model(path, model, "llama", entries, {}).read_bytes()
 
 
 def quantised(file: Path, to: Path, kind: str, drop: str = "", entries: dict[str, Any] | None = None) -> Path:

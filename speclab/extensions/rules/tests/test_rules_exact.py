@@ -4,7 +4,6 @@ The lossy rules are enumerated in the same way: their output has the law by whic
 """
 
 import functools
-import itertools
 import random
 from fractions import Fraction
 
@@ -23,7 +22,6 @@ from tests.test_exact import (
     SHAPES,
     Job,
     Prefix,
-    Tables,
     assert_lossless,
     assert_not_vacuous,
     floats,
@@ -90,16 +88,6 @@ def test_the_verdict_is_constant_in_every_box(family, rule):
             assert [outcome.blocks for outcome in played(jobs, rule, at=dice)] == centres
 
 
-def test_block_verification_keeps_more_in_the_papers_case():
-    """p = (1/3, 2/3), q = (2/3, 1/3), two drafted tokens: 11/9 against 10/9 kept."""
-    third = Fraction(1, 3)
-    prefixes = [prefix for n in range(3) for prefix in itertools.product(range(2), repeat=n)]
-    target, draft = (dict.fromkeys(prefixes, row) for row in ([third, 2 * third], [2 * third, third]))
-    job = Job(Tables(2, 2, target, draft), (), 2)
-    by_token, by_block = (played([job], rule)[0].n_accepted for rule in BOTH)
-    assert (by_token, by_block) == (Fraction(10, 9), Fraction(11, 9))
-
-
 @pytest.mark.parametrize("family", ["dense", "zeros", "target forbids", "identical", "one-hot"])
 def test_block_verification_never_keeps_fewer(family):
     """In every instance, and more in some where a draft spreads over several tokens; one-hot drafts gain nothing."""
@@ -164,14 +152,3 @@ def test_a_lossy_rule_emits_the_law_that_its_distance_is_measured_by(family, rul
                 lossy += (expected - p).abs().max().item() > 1e-3
                 assert not (expected[p == 0] != 0).any(), "a token of target probability 0 was kept"
     assert (lossy > 0) == (family not in EXACT_WITH[rule])
-
-
-@pytest.mark.parametrize("rule", LAWS)
-def test_rows_of_different_sizes_share_a_batch_with_a_lossy_rule(rule):
-    """Pads are not read: a row alone decides as it does in a batch of wider ones."""
-    for padding in ("tempting", "poisoned"):
-        tables = [random_tables(seed, 3, 3, 4, "zeros") for seed in range(6)]
-        for size in (0, 1, 2, 3):
-            jobs = [Job(t, (), size) for t in tables]
-            alone, wide = played(jobs, rule), played(jobs, rule, n=3, padding=padding)
-            assert [outcome.law for outcome in alone] == [outcome.law for outcome in wide]

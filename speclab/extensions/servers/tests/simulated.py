@@ -36,13 +36,11 @@ class Simulated(ThreadingHTTPServer):
         self.top = lambda place, token: {token: -0.1, f"{int(token) + 1} ": -3.0}
         self.drawn = None  # an iterator over rounds that are not drawn but given
         self.id_of = int  # the id of a word
-        self.busy = 0  # tokens of somebody else's requests that are counted with each of ours
+        self.busy, self.strangers = 0, []  # tokens of others that are counted with each request of ours; their rounds
         self.pace = lambda text, number: 0.1 + 0.02 * number  # seconds until a round has ended, by the prompt's text
-        self.usage = "end"  # of the answer alone; or "each" event, "none", or "half" of the tokens
-        self.hidden = 0.0  # share of the rounds whose text comes with that of the first one behind them
-        self.end_token = False  # the end of the text is one token more, without text
+        self.counted = 1.0  # share of the tokens that the usage at the end of an answer counts; 0: there is none
         self.pings = b""  # what is sent before each event
-        self.sampled = None  # the rates and the text of a request that is not greedy
+        self.told = False  # the rounds of a request are told with its answer, as vLLM does with a flag
 
     @property
     def url(self):
@@ -82,6 +80,7 @@ class Simulated(ThreadingHTTPServer):
         with self.lock:
             self.old = self.metrics() if self.engine in PREFIX else ""
             self.rounds += rounds
+            self.strangers += rounds * (self.busy // 10)
             self.generated += len(words) + self.busy
         return parts, rounds
 
@@ -94,7 +93,7 @@ class Simulated(ThreadingHTTPServer):
         lines.append("process_open_fds 34.0")
         name = {"vllm": "num_requests_running", "llama": "requests_processing"}
         lines.append(f"{prefix}{name[self.engine]}{label} {self.running}")
-        drafting = [one for one in self.rounds if one[0]]
+        drafting = [one for one in self.rounds + self.strangers if one[0]]
         if self.rates:
             counts = len(drafting), sum(n for n, _ in drafting), sum(kept for _, kept in drafting)
             for name, value in zip(NAMES, counts, strict=True):
@@ -180,10 +179,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         chat = "messages" in body
         prompt = body["messages"][0]["content"] if chat else str(body["prompt"])
-        text_of, rates = fake.text_of, fake.rates
-        if body["temperature"] and fake.sampled:
-            fake.rates, text_of = fake.sampled
-        words = text_of(prompt, body["max_tokens"] - fake.end_token)
+        words = fake.text_of(prompt, body["max_tokens"])
         if not body.get("stream"):
             steps = [{"token": word, "logprob": fake.top(place, word)[word], "top_logprobs": [
                 {"token": token, "logprob": value} for token, value in fake.top(place, word).items()]}
@@ -192,31 +188,19 @@ class Handler(BaseHTTPRequestHandler):
             return
         self.begin_events()
         parts, rounds = fake.chunks(words)
-        fake.rates, waiting, n_sent = rates, [], 0
         for number, part in enumerate(parts):
-            waiting, n_sent, at = waiting + part, n_sent + len(part), fake.pace(prompt, number)
-            event, shown = {"at": at}, [] if number < fake.hidden * len(parts) else waiting
-            if fake.usage == "each":
-                event["usage"] = {"completion_tokens": n_sent}
-            elif not shown:
-                continue
-            said = {"delta": {"content": "".join(shown)}} if chat else {"text": "".join(shown)}
+            said = {"delta": {"content": "".join(part)}} if chat else {"text": "".join(part)}
             if body.get("return_token_ids"):
-                said["token_ids"] = [fake.id_of(word) for word in shown]
-            waiting = waiting if not shown else []
+                said["token_ids"] = [fake.id_of(word) for word in part]
             self.part(fake.pings)
-            self.event(event | {"choices": [{"index": 0, **said}]})
-        at = fake.pace(prompt, len(parts) - 1 + fake.end_token)
+            self.event({"at": fake.pace(prompt, number), "choices": [{"index": 0, **said}]})
+        at = fake.pace(prompt, len(parts) - 1)
         self.event({"at": at, "choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
-        n_prompt = len(json.dumps(body.get("messages", body.get("prompt")))) // 4
-        n_tokens = (len(words) + fake.end_token) // (2 if fake.usage == "half" else 1)
-        end = {"choices": [], "usage": {"completion_tokens": n_tokens, "prompt_tokens": n_prompt}}
-        if fake.usage == "none":
-            del end["usage"]
-        if fake.engine == "llama":
-            drafted, kept = sum(n for n, _ in rounds), sum(kept for _, kept in rounds)
-            end["timings"] = {"predicted_n": len(words)} | (
-                {"draft_n": drafted, "draft_n_accepted": kept} if drafted else {}
-            )
+        end = {"choices": [], "usage": {"completion_tokens": int(len(words) * fake.counted)}}
+        if fake.told:
+            drafting = [one for one in rounds if one[0]]
+            steps = {"per_step_drafted": [n for n, _ in drafting], "per_step_accepted": [kept for _, kept in drafting]}
+            summary = {"num_spec_steps": len(drafting), "num_spec_tokens": len(fake.rates)}
+            end["metrics"] = {"speculative_decoding": {**summary, **steps} if fake.rates else None}
         self.event(end)
         self.end_events()

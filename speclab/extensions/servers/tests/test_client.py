@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import json
 import socket
 import threading
 
@@ -15,51 +16,69 @@ from speclab.system.errors import EnvironmentProblem, UsageProblem
 ORDER = Order("say nine", 9)
 
 
-def test_a_text_comes_back_with_the_servers_own_count(fake):
+def event(text, end=b""):
+    return b'data: {"choices": [{"text": "' + text + b'"}]' + end + b"}\n\n"
+
+
+DONE, USAGE = b"data: [DONE]\n\n", b'data: {"usage": {"completion_tokens": %d}}\n\n'
+
+
+def test_a_text_comes_back_with_the_servers_own_count_and_ids_where_they_are_asked_for(fake):
     answer = Server(fake.url).answer(ORDER)
-    assert answer.text == "".join(fake.text_of("say nine", 9))
-    assert answer.n_tokens == 9
+    assert (answer.text, answer.n_tokens) == ("".join(fake.text_of("say nine", 9)), 9)
     assert answer.seconds_per_token == answer.decode_seconds / 8
     assert fake.asked[0].items() >= {"temperature": 0, "max_tokens": 9, "stream": True}.items()
+    answer = Server(fake.url).answer(Order([5, 6], 9, chat=False, ids=True))
+    assert answer.ids == [int(word) for word in fake.text_of("[5, 6]", 9)]
+    assert fake.asked[1].items() >= {"prompt": [5, 6], "ignore_eos": True}.items()
 
 
 def test_the_end_has_the_time_at_which_it_came():
     """Behind the last token the server may say for a while that it goes on."""
     now = iter(range(100))
     stream = Stream("x", 9, clock=lambda: next(now))
-    for part in (event(b"a"), event(b"b"), event(b""), b"data: [DONE]\n\n"):
+    for part in (event(b"a"), event(b"b", b', "usage": {"completion_tokens": 2}'), event(b""), DONE):
         stream.take(part)
     answer = stream.answer()
     assert (answer.first_seconds, answer.decode_seconds, answer.whole_seconds) == (1, 1, 4)
-
-
-def test_ids_are_sent_where_they_are_asked_for(fake):
-    answer = Server(fake.url).answer(Order([5, 6], 9, chat=False, ids=True))
-    assert answer.ids == [int(word) for word in fake.text_of("[5, 6]", 9)]
-    assert fake.asked[0]["prompt"] == [5, 6]
-    assert fake.asked[0]["ignore_eos"]
-
-
-def test_the_key_goes_to_the_server_and_into_no_message(fake):
-    fake.pages["/nothing"] = (404, b"secret-key is wrong")
-    at = Server(fake.url, "secret-key")
-    at.json("/v1/models")
-    assert fake.heads[-1]["Authorization"] == "Bearer secret-key"
-    assert fake.heads[-1]["Accept-Encoding"] == "identity"
-
-
-def event(text):
-    return b'data: {"choices": [{"text": "' + text + b'"}]}\n\n'
 
 
 def test_a_chunk_may_carry_several_tokens(fake):
     """They were there at its time, so none of them belongs to the time per token."""
     ids = [b"[1, 2, 3]", b"[4, 5]", b"[6, 7, 8, 9]"]
     chunks = [b'data: {"choices": [{"text": "x", "token_ids": ' + some + b"}]}\n\n" for some in ids]
-    fake.answer = (200, b"".join([*chunks, b"data: [DONE]\n\n"]))
+    fake.answer = (200, b"".join([*chunks, DONE]))
     answer = Server(fake.url).answer(ORDER)
     assert (answer.n_tokens, answer.n_first, answer.ids) == (9, 3, [*range(1, 10)])
     assert answer.seconds_per_token == answer.decode_seconds / 6
+
+
+@pytest.mark.parametrize(
+    ("told", "rounds"),
+    [
+        ({"per_step_drafted": [3, 2], "per_step_accepted": [3, 0], "num_spec_tokens": 3}, [(3, 3), (2, 0)]),
+        ({"per_step_drafted": [], "per_step_accepted": [], "num_spec_tokens": 3}, []),
+        ({"num_spec_steps": 2, "num_accepted_draft_tokens": 3, "num_spec_tokens": 3}, None),  # `summary` has no rounds
+        ({"per_step_drafted": [3, 2], "per_step_accepted": [3], "num_spec_tokens": 3}, None),
+        ({"per_step_drafted": [3], "per_step_accepted": [4], "num_spec_tokens": 3}, None),
+        ({"per_step_drafted": [4], "per_step_accepted": [0], "num_spec_tokens": 3}, None),
+        ({"per_step_drafted": [True], "per_step_accepted": [0], "num_spec_tokens": 3}, None),
+        ({"per_step_drafted": [1], "per_step_accepted": ["1"], "num_spec_tokens": 3}, None),
+        ({"per_step_drafted": {"0": 1}, "per_step_accepted": [1], "num_spec_tokens": 3}, None),
+        (None, None),
+        ([7], None),
+    ],
+)
+def test_rounds_that_a_server_tells_are_taken_in_their_own_form_alone(told, rounds):
+    """As vLLM 0.32 sends them with its usage. In another form there are no counts, and the page's are taken."""
+    stream = Stream("x", 9, clock=iter(range(100)).__next__)
+    metrics = json.dumps({"speculative_decoding": told}).encode()
+    end = b'data: {"choices": [], "usage": {"completion_tokens": 3}, "metrics": ' + metrics + b"}\n\n"
+    for part in (event(b"a"), event(b"b"), end, DONE):
+        stream.take(part)
+    answer = stream.answer()
+    assert answer.rounds == (rounds or [])
+    assert answer.counts == (None if rounds is None else counters.of_rounds(rounds, 3))
 
 
 @pytest.mark.parametrize(
@@ -68,17 +87,18 @@ def test_a_chunk_may_carry_several_tokens(fake):
         (400, b'{"error": {"message": "max_tokens is too large"}}', "answers 400: max_tokens is too large$"),
         (500, b"", "answers 500: no reason given; try again later"),
         (500, b"[" * 100_000, r"answers 500: \[\["),
-        (400, b'{"error": {"message": "one\\ntwo"}}', "answers 400: one two"),
+        (400, b'{"error": {"message": "one\ntwo"}}', "answers 400: one two"),
         (200, b"data: {oops\n\n", "no JSON"),
         (200, b"data: 7\n\n", "no object"),
         (200, b"data: " + b"[" * 100_000 + b"\n\n", "no JSON"),
         (200, b'data: {"error": {"message": "engine dead"}}\n\n', "ends its answer: engine dead"),
         (200, event(b"x"), "ended its answer in the middle"),
-        (200, b"data: [DONE]\n\n", "sent 0 tokens"),
-        (200, b'data: {"choices": [{"text": null}]}\n\ndata: [DONE]\n\n', "sent 0 tokens"),
-        (200, b'data: {"choices": {"a": 1}}\n\ndata: [DONE]\n\n', "sent 0 tokens"),
-        (200, event(b"x") * 1000, "more than the 9 tokens"),
-        (200, event(b"x") * 2 + b'data: {"usage": {"completion_tokens": 99}}\n\ndata: [DONE]\n\n', "sent 99 tokens"),
+        (200, b"hello", "sends no events of an answer"),
+        (200, DONE, "counts 0 tokens"),
+        (200, b'data: {"choices": [{"text": null}]}\n\n' + DONE, "counts 0 tokens"),
+        (200, b'data: {"choices": {"a": 1}}\n\n' + DONE, "counts 0 tokens"),
+        (200, event(b"x") * 2 + USAGE % 99 + DONE, "counts 99 tokens"),
+        (200, event(b"x") * 2 + DONE, "counts 0 tokens"),  # events are no tokens
         (200, b'data: {"choices": [{"text": "", "token_ids": [-1]}]}\n\n', "no ids"),
         (200, b'data: {"choices": [{"text": "", "token_ids": [true]}]}\n\n', "no ids"),
         (200, b'data: {"choices": [{"text": "", "token_ids": {"0": 1}}]}\n\n', "no ids"),
@@ -135,50 +155,43 @@ def test_a_page_that_is_cut_is_not_taken_for_a_whole_one(left):
 def test_what_never_ends_is_ended(head, monkeypatch):
     """Also where bytes come all the time, each of them early enough."""
     monkeypatch.setattr(client, "PAGE_SECONDS", 0.2)
-    with (
-        says(head, drips=True) as url,
-        pytest.raises(EnvironmentProblem, match=r"did not end its answer within 0\.2 s"),
-    ):
+    ends = pytest.raises(EnvironmentProblem, match=r"did not end its answer within 0\.2 s")
+    with says(head, drips=True) as url, ends:
         Server(url).page("/metrics")
 
 
 def test_an_answer_is_unpacked_up_to_the_bound_of_all_answers(monkeypatch):
     """What it holds counts, however small it is on the way."""
-    for length, good in ((2**10, True), (2**20, False)):
+    monkeypatch.setattr(client, "MOST_BYTES", 2**19)
+    for length, ends in ((2**10, contextlib.nullcontext()), (2**20, pytest.raises(EnvironmentProblem, match="more"))):
         packed = gzip.compress(b" " * length)
         head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
-        monkeypatch.setattr(client, "MOST_BYTES", 2**19)
-        with says(head + packed) as url:
-            if good:
-                assert Server(url).page("/metrics") == b" " * length
-            else:
-                with pytest.raises(EnvironmentProblem, match="sends more than"):
-                    Server(url).page("/metrics")
+        with says(head + packed) as url, ends:
+            assert Server(url).page("/metrics") == b" " * length
 
 
-def test_a_redirect_is_not_followed(fake):
+def test_a_redirect_is_not_followed_and_no_proxy_is_asked(fake, plain, monkeypatch):
     answer = b"HTTP/1.1 302 Found\r\nLocation: %s/metrics\r\nContent-Length: 0\r\n\r\n" % fake.url.encode()
     with says(answer) as url, pytest.raises(EnvironmentProblem, match="answers 302"):
         Server(url).page("/metrics")
     assert not fake.heads
-
-
-def test_no_proxy_is_asked(fake, plain, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", plain.url)
     monkeypatch.setenv("ALL_PROXY", plain.url)
-    Server(fake.url).json("/v1/models")
-    assert fake.heads
+    Server(fake.url, "secret-key").json("/v1/models")
+    assert fake.heads[-1]["Authorization"] == "Bearer secret-key"
     assert not plain.heads
 
 
 def test_nobody_there_is_one_line():
     with Simulated() as gone:
         url = gone.url
-    with pytest.raises(EnvironmentProblem, match="does not answer"):
-        client.find(url, None)
+    for place in (url, "http://a..b", f"http://{'x' * 70}.de"):
+        with pytest.raises(EnvironmentProblem) as caught:
+            client.find(place, None)
+        assert "\n" not in str(caught.value)
 
 
-ODD = ["http://[::1", "http://a..b", f"http://{'x' * 70}.de", "http://x/ä", "http://a b", "http://u:p@x", "http://x?y"]
+ODD = ["http://[::1", "http://x/ä", "http://a b", "http://u:p@x", "http://x?y", "http://x:0", "http://x#y"]
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x", "http://", "http://x:nine", "http://x:99999", *ODD])
@@ -189,3 +202,9 @@ def test_an_address_is_checked_before_anything_is_sent(url):
 
 def test_an_address_is_cut_to_where_all_pages_are():
     assert check_url("http://127.0.0.1:8000/v1/") == "http://127.0.0.1:8000"
+
+
+def test_the_labs_own_prompts_have_kinds_in_turns():
+    prompts = client.prompts_of(None)
+    assert [one.kind for one in prompts[:3]] == ["code", "question", "copy"]
+    assert len(prompts) == 12

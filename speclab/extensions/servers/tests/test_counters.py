@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speclab.extensions.servers import counters
-from speclab.extensions.servers.counters import EngineCounts, between, read
+from speclab.extensions.servers.counters import EngineCounts, along, between, of_rounds, read, total
 from speclab.extensions.servers.tests.simulated import Simulated
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
@@ -20,27 +20,26 @@ RECORDED = Path(__file__).parent / "recorded"
 
 def test_a_real_page_of_vllm():
     """As two servers of vLLM 0.32 have sent them, which chapter 17 reads, too."""
-    pages = json.loads((ROOT / "exercises" / "serving_transcript.json").read_text())["speculative"]["pages"]
+    recorded = json.loads((ROOT / "exercises" / "serving_transcript.json").read_text())
+    pages = recorded["speculative"]["pages"]
     first, last = (read("\n".join(page) + "\n") for page in (pages[0], pages[-1]))
-    found = between(first, last)
-    kept = [0, 0, 0, 0]
-    for prompt in json.loads((ROOT / "exercises" / "serving_transcript.json").read_text())["prompts"]:
-        for _, n in prompt["own_rounds"]:
-            kept = [count + (n > place) for place, count in enumerate(kept)]
-    assert (first.engine, found.speculation.accepted_at) == ("vLLM", kept), "the lab's own rounds of these prompts"
-    assert found.round_seconds == pytest.approx(0.0208, abs=1e-4)
+    found, rounds = between(first, last), [one for prompt in recorded["prompts"] for one in prompt["own_rounds"]]
+    assert (first.engine, found.speculation) == ("vLLM", of_rounds(rounds, 4)), "the lab's own rounds of these prompts"
+    assert found.output_seconds / found.n_outputs == pytest.approx(0.0208, abs=1e-4)
 
 
 def test_a_label_may_hold_what_ends_a_line_elsewhere():
     page = 'vllm:generation_tokens_total{model_name="a\x0cb\x85c\u2028d"} 30\n'
-    assert read(page).n_generated == read(page.replace("\n", "\r\n")).n_generated == 30
+    assert read(page).total == read(page.replace("\n", "\r\n")).total == counters.Counted(30, None)
 
 
 def test_a_real_page_of_llama_server():
     """As it came from a server with the target as its own draft, k = 4."""
     look = read((RECORDED / "llama-server.txt").read_text())
-    assert (look.engine, look.n_generated, look.n_running) == ("llama-server", 507, 0)
-    assert look.speculation == EngineCounts(n_drafts=106, n_drafted=394, n_accepted=388, accepted_at=[105, 95, 94, 94])
+    assert (look.engine, look.total.n_generated, look.n_running) == ("llama-server", 507, 0)
+    assert look.total.speculation == EngineCounts(
+        n_drafts=106, n_drafted=394, n_accepted=388, accepted_at=[105, 95, 94, 94]
+    )
 
 
 @given(st.integers(0, 10**6), st.floats(0, 1), st.floats(0, 1))
@@ -69,11 +68,11 @@ PLACE = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{}"}} {}\
         ("vllm:generation_tokens_total 12", "middle of a line"),
         ("python_gc_objects 3\n", "no counters of vLLM"),
         ("vllm:num_requests_running 0\n", "switched off"),
-        ("vllm:generation_tokens_total NaN\n", "no count"),
-        ("vllm:generation_tokens_total -1\n", "no count"),
-        ("vllm:generation_tokens_total 1.5\n", "no count"),
-        ("vllm:generation_tokens_total +Inf\n", "no count"),
-        ("vllm:generation_tokens_total 1e300\n", "no count"),
+        ("vllm:generation_tokens_total NaN\n", "no metric"),
+        ("vllm:generation_tokens_total -1\n", "no metric"),
+        ("vllm:generation_tokens_total 1.5\n", "no metric"),
+        ("vllm:generation_tokens_total +Inf\n", "no metric"),
+        ("vllm:generation_tokens_total 1e300\n", "no metric"),
         ("vllm:generation_tokens_total\n", "no metric"),
         ('vllm:generation_tokens_total{a="b 3\n', "no metric"),
         ("llamacpp:tokens_predicted_total 1.23457e+06\n", "six digits"),
@@ -81,9 +80,9 @@ PLACE = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{}"}} {}\
         (GOOD + DRAFTS.format(9, 8, 4), "contradict each other"),
         (GOOD + DRAFTS.format(4, 8, 4) + PLACE.format(0, 1) + PLACE.format(1, 3), "contradict each other"),
         (GOOD + DRAFTS.format(4, 8, 4) + PLACE.format(0, 3), "contradict each other"),
-        (GOOD + DRAFTS.format(4, 8, 3) + PLACE.format("x", 3), "which is none"),
-        (GOOD + DRAFTS.format(4, 8, 3) + PLACE.format(10**9, 3), "which is none"),
-        ("vllm:num_requests_running NaN\n" + GOOD, "no amount"),
+        (GOOD + DRAFTS.format(4, 8, 3) + PLACE.format("x", 3), "no metric"),
+        (GOOD + DRAFTS.format(4, 8, 3) + PLACE.format(10**9, 3), "no metric"),
+        ("vllm:num_requests_running NaN\n" + GOOD, "no metric"),
     ],
 )
 def test_a_page_that_lies_is_one_line(page, words):
@@ -95,39 +94,48 @@ def test_a_page_that_lies_is_one_line(page, words):
 def test_any_page_is_read_or_refused(noise):
     for page in (noise + "\n", GOOD + "vllm:generation_tokens_total" + noise + "\n"):
         with contextlib.suppress(EnvironmentProblem):
-            assert read(page).n_generated >= 0
+            assert read(page).total.n_generated >= 0
 
 
-def looked(generated, counts=None, engine="vLLM"):
-    return counters.Look(engine, generated, counts, 0)
-
-
-ONE = EngineCounts(n_drafts=2, n_drafted=4, n_accepted=2, accepted_at=[2, 0])
+def pages(*values):
+    return [GOOD.replace("30", f"{n}") + (DRAFTS.format(*counts) if counts else "") for n, counts in values]
 
 
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        (looked(9), looked(8), "went back"),
-        (
-            looked(9, ONE),
-            looked(12, EngineCounts(n_drafts=1, n_drafted=2, n_accepted=1, accepted_at=[1, 0])),
-            "went back",
-        ),
-        (looked(9, ONE), looked(12), "went away"),
-        (looked(9), looked(12, engine="llama-server"), "went back"),
-        (
-            looked(9, ONE),
-            looked(12, EngineCounts(n_drafts=3, n_drafted=5, n_accepted=4, accepted_at=[2, 2])),
-            "differences of speculation contradict",
-        ),
+        ((9, ()), (8, ()), "went back"),
+        ((9, (2, 4, 2)), (12, (1, 2, 1)), "went back"),
+        ((9, (2, 4, 2)), (12, ()), "went back"),
+        ((9, (2, 4, 2)), (12, (4, 5, 2)), "contradict each other"),
     ],
 )
 def test_two_looks_that_do_not_belong_together_are_one_line(before, after, words):
     with pytest.raises(EnvironmentProblem, match=words):
-        between(before, after)
+        between(*map(read, pages(before, after)))
+
+
+def test_another_engine_is_another_server():
+    with pytest.raises(EnvironmentProblem, match="went back"):
+        between(read(GOOD), read("llamacpp:tokens_predicted_total 50\n"))
 
 
 def test_engines_behind_one_page_are_added_up():
     page = 'vllm:generation_tokens_total{engine="0"} 3\nvllm:generation_tokens_total{engine="1"} 4\n'
-    assert read(page).n_generated == 7
+    assert read(page).total.n_generated == 7
+
+
+ROUNDS = st.lists(st.integers(1, 5).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), max_size=40)
+
+
+@given(ROUNDS, ROUNDS, st.integers(1, 4))
+def test_what_was_tested_is_known_of_rounds_and_of_their_sums(some, others, n_parts):
+    """A round tests the tokens that it keeps, and one more where its draft has one."""
+    both = total([of_rounds(some, 5), of_rounds(others, 5)])
+    assert (both, both.tested) == (of_rounds(some + others, 5), of_rounds(some + others, 5).tested)
+    n_tested = sum(min(kept + 1, n) for n, kept in some + others)
+    assert sum(both.tested) == n_tested
+    assert both.acceptance_rate == (both.n_accepted / n_tested if n_tested else None)
+    assert all(kept <= tested for kept, tested in zip(both.accepted_at, both.tested, strict=True))
+    parts = along(some, 5, n_parts)
+    assert (len(parts), total(parts)) == (n_parts, of_rounds(some, 5))

@@ -1,6 +1,7 @@
 """Shapes: every measured curve gets the name of what was wrong with it, and few counts get none."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -46,13 +47,10 @@ def test_a_measured_curve_has_the_shape_of_its_fault(name):
 
 def test_pairs_of_measured_curves():
     for first, second, what, named in (
-        ("cached: first", "cached: second", diagnose.FORGETS, True),
         ("buffer: before", "buffer: behind", diagnose.ENDS, True),
         ("model", "word lists", diagnose.ENDS, False),
     ):
         assert (diagnose.shape_of_two(RECORD[first], RECORD[second], what) == what) == named
-    assert diagnose.fell_by_threshold(RECORD["threshold"], RECORD["no threshold"]) == diagnose.THRESHOLD
-    assert diagnose.fell_by_threshold(RECORD["model"], RECORD["noise 0.4"]) is None, "fewer are accepted in a round"
 
 
 @given(st.integers(0, 29), st.lists(st.floats(0, 1), min_size=1, max_size=8))
@@ -109,23 +107,6 @@ def test_what_rises_inside_the_kinds_is_a_fault(sizes, few):
     assert diagnose.shape_of(kinds[0], 0, [kinds[0], rising(few)]) == diagnose.RISING, "nor are few rounds of a second"
 
 
-@given(st.lists(st.tuples(st.integers(30, 900), st.integers(30, 900), st.floats(0.02, 1)), min_size=1, max_size=4))
-def test_long_texts_of_another_kind_are_no_end_of_a_window(kinds):
-    """Of each kind the draft is as good in long texts as in short ones; how many rounds of each there are is free."""
-    pairs = [(level(n_short, rate), level(n_long, rate)) for n_short, n_long, rate in kinds]
-    assert diagnose.shape_of_lengths(pairs) is None
-    apart = [(level(400, 0.9), level(9, 0.9)), (level(40, 0.1), level(400, 0.1))]
-    assert diagnose.shape_of_lengths(apart) is None
-    together = [counters.total(parts) for parts in zip(*apart, strict=True)]
-    assert diagnose.shape_of_two(*together, diagnose.ENDS) == diagnose.ENDS, "that is what the kinds together say"
-
-
-@given(st.lists(st.floats(0.5, 1), min_size=1, max_size=4))
-def test_a_window_that_ends_shows_in_each_kind(rates):
-    pairs = [(level(150, rate), level(300, rate / 4)) for rate in rates]
-    assert diagnose.shape_of_lengths(pairs) == diagnose.ENDS
-
-
 def test_a_very_good_draft_of_long_drafts_is_not_called_unverified():
     """α = .985 at k = 16: f is near .9, and its tokens are not independent."""
     assert diagnose.shape_of(curve(60, [round(60 * 0.985**place) for place in range(1, 17)])) is None
@@ -133,14 +114,10 @@ def test_a_very_good_draft_of_long_drafts_is_not_called_unverified():
 
 def test_short_drafts_hide_what_stands_behind_the_first_position():
     assert diagnose.shape_of(curve(400, [300, 10, 5, 0])) == diagnose.CLIFF
-    assert diagnose.shape_of(curve(400, [300, 10, 5, 0], drafted=500)) is None
-
-
-def test_every_shape_has_causes_whatever_drafts():
-    for shape in vars(diagnose).values():
-        if isinstance(shape, diagnose.Shape):
-            left = [diagnose.of_kind(diagnose.Named(shape.causes, ""), kind).causes for kind in diagnose.IMPOSSIBLE]
-            assert all(left)
+    short = curve(400, [300, 10, 5, 0], drafted=500)
+    assert diagnose.shape_of(short) is None
+    assert diagnose.shape_of(replace(short, tested_at=[400, 10, 10, 5])) is None, "what was tested is known"
+    assert diagnose.shape_of(replace(short, tested_at=[400, 290, 10, 5])) == diagnose.CLIFF
 
 
 @pytest.fixture(scope="module")
@@ -152,26 +129,22 @@ def lab():
 
 @pytest.mark.parametrize("case", curves.CASES, ids=lambda case: case.name)
 def test_what_is_wrong_with_a_draft_changes_no_text(case, lab):
-    """Each fault shows in acceptance alone: the text is the baseline's, also where a prompt is asked twice."""
+    """Each fault shows in acceptance alone: the text is the baseline's."""
     setup, [prompt] = lab
     drafter, expected = case.make(setup), plain_text(setup.target, prompt.ids, 12)
-    for _ in range(1 + case.twice):
-        rounds = curves.rounds_of(setup, drafter, prompt, case.k, 12)
-        assert [token for round_ in rounds for token in round_.tokens][:12] == expected
+    rounds = curves.rounds_of(setup, drafter, prompt, case.k, 12)
+    assert [token for round_ in rounds for token in round_.tokens][:12] == expected
 
 
 def test_the_counts_of_the_parts_are_those_of_all_rounds(lab, monkeypatch):
-    """A curve that is cut by its place in the text, and one of every prompt twice."""
+    """Of a curve that is cut by its place in the text."""
     setup, texts = lab
     monkeypatch.setattr(curves, "LONG_TEXT", 24)
     lookup = curves.Case("x", 3, lambda setup: curves.registry.make("ngram", setup, 0))
-    place = texts[0].ids.shape[1] + 12
     [whole] = curves.curves_of(setup, lookup, texts, 24).values()
     assert f" {whole.n_drafts} " in curves.line("x", 3, whole)
-    for parts, times in ((lookup._replace(cut=place), 1), (lookup._replace(twice=True), 2)):
-        found = curves.curves_of(setup, parts, texts, 24)
-        assert len(found) == 2
-        assert counters.total(found.values()).n_accepted == times * whole.n_accepted
+    found = curves.curves_of(setup, lookup._replace(cut=texts[0].ids.shape[1] + 12), texts, 24)
+    assert (len(found), counters.total(found.values())) == (2, whole)
 
 
 @pytest.mark.parametrize(("folder", "name"), [("feature", "feature"), ("block", "block"), ("draft", "model")])

@@ -8,7 +8,7 @@ from optimized_speculative import speculative_decode
 from speclab import load
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.extensions.servers import referee
-from speclab.extensions.servers.counters import EngineCounts
+from speclab.extensions.servers.counters import EngineCounts, of_rounds
 from speclab.extensions.servers.tests.simulated import Simulated
 from speclab.models import prompts
 
@@ -79,7 +79,7 @@ def test_a_server_that_drafts_another_number_is_one_line(run):
 # --- the counts of both -----------------------------------------------------------------------------------------------
 
 # Three rounds of four, which kept 3, 1 and 2: the last one kept 2.
-OWN = referee.OwnRounds([1, 2, 3], EngineCounts(n_drafts=3, n_drafted=12, n_accepted=6, accepted_at=[3, 2, 1, 0]), 4, 2)
+OWN = referee.OwnRounds([1, 2, 3], [(4, 3), (4, 1), (4, 2)])
 
 
 def judged(engine, tokens=(1, 2, 3), mine=OWN):
@@ -113,7 +113,7 @@ def test_only_the_last_round_may_differ(engine, expected):
 
 def test_a_lookup_whose_last_round_drafted_nothing_has_no_slack():
     """The last round that drafted lies in the middle of the text: it is held to the token."""
-    mine = referee.OwnRounds([1, 2, 3], OWN.counts, last_drafted=0, last_accepted=0)
+    mine = OWN._replace(rounds=[*OWN.rounds, (0, 0)])
     assert judged(counts(3, 12, 3, 2, 1, 0), mine=mine) == ("equal", "")
     assert judged(counts(3, 12, 3, 1, 1, 0), mine=mine)[0] == "different"
 
@@ -122,7 +122,7 @@ def test_what_differs_is_said_and_nothing_about_why():
     assert judged(counts(4, 16, 3, 2, 1, 0)) == ("different", "the same text in another number of rounds that draft")
     assert judged(counts(3, 20, 3, 2, 1, 0)) == ("different", "as many rounds, but another number of drafted tokens")
     assert judged(counts(3, 12, 3, 3, 3, 0))[1] == "as many rounds and drafted tokens, but others are accepted"
-    assert judged(OWN.counts, tokens=(1, 2, 4)) == ("different", "another text from token 2 on")
+    assert judged(counts(3, 12, 3, 2, 1, 0), tokens=(1, 2, 4)) == ("different", "another text from token 2 on")
 
 
 def test_the_rounds_that_draft_are_counted():
@@ -133,12 +133,9 @@ def test_the_rounds_that_draft_are_counted():
         Round([4]),
         Round([5, 6], n_drafted=3, n_accepted=1),
     ]
-    found = referee.counted(rounds, 6, 4)
-    assert found.tokens == [7, 1, 2, 3, 4, 5]
-    assert found.counts == counts(2, 7, 2, 1, 0, 0)
-    assert (found.last_drafted, found.last_accepted) == (3, 1)
-    middle = referee.counted(rounds[:3], 6, 4)
-    assert (middle.last_drafted, middle.last_accepted) == (0, 0)
+    found = referee.own_rounds(rounds, 6)
+    assert found == ([7, 1, 2, 3, 4, 5], [(4, 2), (0, 0), (3, 1)])
+    assert of_rounds(found.rounds, 4) == counts(2, 7, 2, 1, 0, 0)
 
 
 def test_the_first_match_wins_as_in_vllm():

@@ -7,13 +7,13 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings
 from speclab.extensions.servers import client, referee, start, written_gguf
 from speclab.extensions.servers.client import Order
+from speclab.extensions.servers.counters import of_rounds
 from speclab.extensions.servers.tests.lab_server import LabServer
 from speclab.models import loading, prompts, sources
 from speclab.models.setup import load_setup
@@ -38,27 +38,6 @@ def draft(setup):
     from speclab.drafts import registry
 
     return registry.make("model", setup, 0)
-
-
-def test_a_file_has_the_numbers_of_the_folder(setup, tmp_path):
-    """The rows of queries and keys stand in another order, and so do all rows of one head in the same one."""
-    from gguf import GGUFReader
-
-    path = written_gguf.write(loading.LAB_PAIR / "target", tmp_path / "target.gguf")
-    found = {tensor.name: tensor.data for tensor in GGUFReader(path).tensors}
-    weights = dict(setup.target.model.named_parameters())
-    assert len(found) == len(weights)
-    attention = "model.layers.3.self_attn."
-    for name, other in (
-        ("blk.3.ffn_down.weight", "model.layers.3.mlp.down_proj.weight"),
-        ("blk.3.attn_v.weight", f"{attention}v_proj.weight"),
-        ("token_embd.weight", "model.embed_tokens.weight"),
-    ):
-        assert np.array_equal(found[name], weights[other].detach().numpy())
-    query = weights[f"{attention}q_proj.weight"].detach().numpy()
-    width = setup.target.model.config.head_dim
-    rows = [row % width // 2 + row % 2 * (width // 2) + row // width * width for row in range(len(query))]
-    assert np.array_equal(found["blk.3.attn_q.weight"], query[rows])
 
 
 def test_a_server_that_does_not_start_is_one_line_and_leaves_nothing():
@@ -117,6 +96,7 @@ def test_both_commands_serve_one_target_and_one_of_them_drafts(engine, models, t
     first, second = start.commands(argparse.Namespace(engine=engine, program=sys.executable, **facts), tmp_path)
     assert first[: len(second)] == second, "the draft is the one thing that differs"
     assert "3" in " ".join(first[len(second) :])
+    assert (engine == "vllm") == ("--per-request-spec-decode-metrics detailed" in " ".join(first)), "rounds are told"
     target, draft = models or ("target", "draft")
     assert any(Path(word).stem == Path(target).name for word in second)
     assert draft in " ".join(first[len(second) :])
@@ -140,12 +120,13 @@ def test_vllm_gets_the_word_for_each_kind_of_draft_and_the_name_that_was_typed(d
 def own_rounds(setup, draft, prompt):
     """Decode to the end as the lab does, and as llama-server does: no draft is longer than what is left of the text."""
     rounds = speculative_decode(setup.target.with_own_cache(), draft, prompt.ids, K, DecodeSettings(N_TOKENS))
-    return referee.counted(list(rounds), N_TOKENS, K)
+    own = referee.own_rounds(list(rounds), N_TOKENS)
+    return setup.tokenizer.decode(own.tokens), of_rounds(own.rounds, K)
 
 
 def counts_of(server, prompt):
     found = server.ask(Order(prompt.text, N_TOKENS, chat=False))
-    return found.answer.text, found.counts
+    return found.text, found.counts
 
 
 def test_the_labs_own_server_counts_the_labs_own_rounds(setup, some, draft):
@@ -153,20 +134,21 @@ def test_the_labs_own_server_counts_the_labs_own_rounds(setup, some, draft):
     with LabServer(setup, draft, K) as one, LabServer(setup, None, 0) as other:
         server, plain = client.find(one.url), client.find(other.url)
         for prompt in some:
-            text, counts = counts_of(server, prompt)
-            own = own_rounds(setup, draft, prompt)
-            assert text == counts_of(plain, prompt)[0] == setup.tokenizer.decode(own.tokens)
+            (text, counts), (own_text, own) = counts_of(server, prompt), own_rounds(setup, draft, prompt)
+            assert text == counts_of(plain, prompt)[0] == own_text
             assert counts.n_drafted == K * counts.n_drafts
-            assert own.counts.n_drafts <= counts.n_drafts <= own.counts.n_drafts + 1
-            assert own.counts.n_accepted <= counts.n_accepted <= own.counts.n_accepted + K
+            assert own.n_drafts <= counts.n_drafts <= own.n_drafts + 1
+            assert own.n_accepted <= counts.n_accepted <= own.n_accepted + K
 
 
 @pytest.mark.skipif(not Path(LLAMA_SERVER).is_file(), reason="SPECLAB_LLAMA_SERVER names no llama-server")
 def test_llama_server_makes_the_rounds_of_the_labs_loop(setup, some, draft, tmp_path):
     """Text, rounds, drafted and accepted tokens by position, prompt by prompt, in two engines that share no code."""
-    files = [written_gguf.write(loading.LAB_PAIR / name, tmp_path / f"{name}.gguf") for name in ("target", "draft")]
+    files = [tmp_path / f"{name}.gguf" for name in ("target", "draft")]
+    for file in files:
+        model = loading.load_model(str(loading.LAB_PAIR / file.stem), setup.device, setup.dtype)
+        written_gguf.write_model(model, setup.tokenizer, file)
     with start.started(start._llama(LLAMA_SERVER, *map(str, files), K, 1), PORT) as (url, _):
         server = client.find(url)
         for prompt in some:
-            own = own_rounds(setup, draft, prompt)
-            assert counts_of(server, prompt) == (setup.tokenizer.decode(own.tokens), own.counts)
+            assert counts_of(server, prompt) == own_rounds(setup, draft, prompt)

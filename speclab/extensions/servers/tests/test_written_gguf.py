@@ -1,5 +1,6 @@
 """GGUF files of the lab's form: what the head says, and the order of the rows that are rotated."""
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -52,6 +53,20 @@ def test_rotating_neighbours_equals_rotating_halves():
 
     right, made = (torch.einsum("ihd,jhd->hij", f(query), f(key)) for f in (halves, neighbours))
     assert torch.allclose(right, made, atol=1e-4)
+
+
+def test_a_file_has_the_numbers_of_the_model(pair, tmp_path):
+    """The rows of queries and keys stand in another order, and so do all rows of one head in the same one."""
+    from gguf import GGUFReader
+
+    path = written_gguf.write_model(*pair, tmp_path / "x.gguf")
+    found, weights = {tensor.name: tensor.data for tensor in GGUFReader(path).tensors}, dict(pair[0].named_parameters())
+    assert len(found) == len(weights)
+    for name, other in (("blk.0.ffn_down", "layers.0.mlp.down_proj"), ("token_embd", "embed_tokens")):
+        assert np.array_equal(found[f"{name}.weight"], weights[f"model.{other}.weight"].detach().numpy())
+    query, width = weights["model.layers.0.self_attn.q_proj.weight"].detach().numpy(), pair[0].config.head_dim
+    rows = [row % width // 2 + row % 2 * (width // 2) + row // width * width for row in range(len(query))]
+    assert np.array_equal(found["blk.0.attn_q.weight"], query[rows])
 
 
 def test_what_cannot_be_written_is_refused(pair, tmp_path):

@@ -28,13 +28,12 @@ def judged_again(one: SimpleNamespace) -> Diagnosis:
         counts=counts,
         n_rounds=n_rounds,
         n_tokens=n_rounds * tau,
-        draft_length=one.n_drafted / one.n_drafts,
         plain_seconds=1.0,
         seconds=1 / one.speedup,
-        round_seconds=one.round_cost,
         n_running=int(others[1]) if others else 0,
     )
-    return diagnose.diagnose(found, [SHAPES[name] for name in one.shapes])
+    # Of two faulty shapes the records have names that are not those of today.
+    return diagnose.diagnose(found, next((SHAPES.get(name, diagnose.ENDS) for name in one.shapes), None))
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=[path.stem for path in RECORDS])

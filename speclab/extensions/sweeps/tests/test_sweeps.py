@@ -23,9 +23,6 @@ TEXTS = [("code", "def f(x):"), ("prose", "return x + 1"), ("copy", "x + 1, x + 
 @pytest.fixture
 def run(pair_folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(prompts, "standard", lambda: TEXTS)
-    honest = sweeps.degraded_drafts.trained_on_the_spot
-    one_step = lambda source, tokenizer, seconds, seed: honest(source, tokenizer, 1e-9, seed)  # noqa: E731
-    monkeypatch.setattr(sweeps.degraded_drafts, "trained_on_the_spot", one_step)
 
     def call(name, *words, draft=True):
         models = ["--target", str(pair_folder / "target")]

@@ -27,7 +27,6 @@ from tests.test_exact import (
     paths_of,
     random_row,
 )
-from tests.tiny_models import PlainTransformer, perturbed
 
 # --- exact ------------------------------------------------------------------------------------------------------------
 
@@ -127,51 +126,3 @@ def test_a_round_emits_the_targets_joint_law(k, n_seeds, zeros):
 
 
 # --- a statistic ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("sampling", [Sampling(0.7, top_k=3), Sampling(1.2, top_p=0.8)], ids=str)
-def test_joint_law(sampling):
-    """Two tokens, chi-square; false alarms have a probability of 1e-6."""
-    from scipy.stats import chi2
-
-    target = PlainTransformer(6, seed=3)
-    near = perturbed(target, 0.4)
-    shared = SharedTokens([0, 2, 3, 5], [4, 1, 0, 2], 6, 5)
-    other = PlainTransformer(5, seed=4)
-    with torch.no_grad():
-        other.tokens[shared.draft_ids], other.head[:, shared.draft_ids] = (
-            near.tokens[shared.target_ids],
-            near.head[:, shared.target_ids],
-        )
-        other.qkv.copy_(near.qkv)
-        other.positions.copy_(near.positions)
-    drafter = IntersectDrafter(CachedModel(other), shared, Pairs(shared, 5))
-    prompt, generator = torch.tensor([[1, 4, 0]]), torch.Generator().manual_seed(11)
-    seen, n, n_accepted, n_rejected = torch.zeros(6, 6, dtype=torch.float64), 1000, 0, 0
-    cached = CachedModel(target)
-    for _ in range(n):
-        tokens = []
-        for r in speculative_rounds(cached, drafter, prompt, 2, 5, sampling, generator):
-            tokens += r.tokens
-            n_accepted, n_rejected = n_accepted + r.n_accepted, n_rejected + r.n_rejected
-            if len(tokens) > 2:
-                break
-        seen[tokens[1], tokens[2]] += 1
-    law = torch.zeros(6, 6, dtype=torch.float64)
-    with torch.inference_mode():
-        for first in range(6):
-            start = sampling.probs(target(prompt, use_cache=False).logits[0, -1])[first]
-            ids = torch.cat([prompt, torch.tensor([[first]])], dim=1)
-            second = sampling.probs(target(ids, use_cache=False).logits[0, -1])
-            more = torch.cat([ids.repeat(6, 1), torch.arange(6)[:, None]], dim=1)
-            law += start * second[:, None] * sampling.probs(target(more, use_cache=False).logits[:, -1])
-    assert seen[law == 0].sum() == 0
-    expected = n * law[law > 0]
-    rare = expected < 5
-    bins = torch.cat([expected[~rare], expected[rare].sum()[None]]) if rare.any() else expected
-    counts = seen[law > 0]
-    counts = torch.cat([counts[~rare], counts[rare].sum()[None]]) if rare.any() else counts
-    assert chi2.sf(((counts - bins) ** 2 / bins).sum().item(), len(bins) - 1) > 1e-6
-    assert n_accepted > n / 10
-    assert n_rejected > n / 20

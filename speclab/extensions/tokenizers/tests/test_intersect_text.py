@@ -132,17 +132,6 @@ def test_vocabularies_that_share_next_to_nothing_are_refused():
     assert "\n" not in str(problem.value)
 
 
-def test_a_tree_may_be_wider_than_what_is_shared():
-    """Its last children are ids that the draft has not, the largest of the target's among them."""
-    target = tiny_llama(0, vocab_size=12)
-    drafter = IntersectDrafter(CachedModel(cousin(target, OVERLAP, 10)), OVERLAP, Pairs(OVERLAP, 10))
-    prompt = torch.tensor([[1, 2, 5, 3, 10]])
-    tree = pytest.importorskip("speclab.extensions.trees.fixed").TreeDrafter(drafter, (12, 2))
-    rounds = list(speculative_rounds(CachedModel(target), tree, prompt, tree.n_tokens, 20))
-    assert tokens_of(rounds) == plain_text(CachedModel(target), prompt, 20)
-    assert any(r.n_accepted for r in rounds)
-
-
 def test_the_context_of_the_draft_ends_the_proposals():
     """It counts the draft's own tokens, and there are more of them than the target's."""
     target = CachedModel(tiny_llama(0, vocab_size=12))

@@ -3,19 +3,15 @@
 import pytest
 import torch
 
-from draft_models import ModelDrafter
-from speclab.core.rounds import tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.registry import make, read
-from speclab.extensions.tokenizers import kinds
+from speclab.extensions.tokenizers import register
 from speclab.extensions.tokenizers.retokenized import RetokenizedDrafter
-from speclab.models import loading, prompts
+from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.models.setup import load_setup
 from speclab.system.errors import UsageProblem
-from tests.decoding import plain_text, speculative_rounds
 from tests.llamas import tiny_llama
-from tests.models.test_caches import worst_difference
 from tests.renumbered import save_renumbered
 
 
@@ -61,33 +57,6 @@ def target() -> CachedModel:
     return CachedModel(tiny_llama(0, n_layers=2, vocab_size=5, dtype=torch.float64))
 
 
-class Watched(RetokenizedDrafter):
-    """Compares its cache with a recomputation after every proposal."""
-
-    def lookup(self, k: int) -> list[int]:
-        found = super().lookup(k)
-        if k:
-            assert self.draft.length == len(self._fed)
-            assert worst_difference(self.draft, self._fed) < 1e-9
-            context = [*self._start, *self.own.encode("".join(OF_TARGET.decode(self._ids)), add_special_tokens=False)]
-            assert self._fed[: len(context)] == context
-        return found
-
-
-@pytest.mark.parametrize("kind", ["one starts", "lacks one"])
-def test_text_and_cache(kind):
-    own, n_drafted = OTHERS[kind], 0
-    for seed in range(3):
-        prompt = torch.randint(0, 5, (1, 3 + seed), generator=torch.Generator().manual_seed(seed))
-        made = drafter_for(own, seed)
-        drafter = Watched(made.draft, own, OF_TARGET, 5)
-        rounds = list(speculative_rounds(target(), drafter, prompt, 3, 20))
-        assert tokens_of(rounds) == plain_text(target(), prompt, 20)
-        n_drafted += sum(r.n_drafted for r in rounds)
-        assert max(r.n_drafted for r in rounds) <= 3
-    assert n_drafted > 10
-
-
 def test_proposals_are_the_definition():
     """Of greedy text by the draft's own ids, from passes without a cache."""
     own = OTHERS["others"]
@@ -108,15 +77,6 @@ def test_proposals_are_the_definition():
         n = next((n for n in range(len(together)) if OF_TARGET.decode(together[:n]) == OF_TARGET.decode(last)), None)
         expected = OF_TARGET.encode(words) if n is None else together[n:]
         assert drafter.lookup(3) == expected[:3]
-
-
-def test_text_that_would_be_cut_otherwise_is_cut_alone():
-    """After a committed "a" comes "b", which the tokenizer would make one token with it."""
-    drafter = drafter_for(OTHERS["others"])
-    drafter._ids = [3, 0]
-    assert OF_TARGET.encode("cab") == [3, 2]
-    assert drafter._tokenized("b") == [1]
-    assert drafter._tokenized("c") == [3]
 
 
 def test_ids_that_the_target_lacks_end_the_proposal():
@@ -144,11 +104,6 @@ def test_the_context_of_the_draft_ends_the_proposals():
     assert drafter.lookup(9) == []
 
 
-def test_it_is_a_lookup_to_the_lab():
-    """So that its forecast, its checks and its replays are those of drafts that the text alone decides."""
-    assert not drafter_for(OTHERS["others"]).draws
-
-
 # --- the lab's own draft, under other ids -----------------------------------------------------------------------------
 
 
@@ -156,26 +111,6 @@ def test_it_is_a_lookup_to_the_lab():
 def renumbered(tmp_path_factory) -> str:
     """The lab's draft in a folder, with its tokenizer's ids in another order."""
     return save_renumbered(tmp_path_factory.mktemp("renumbered"))
-
-
-@pytest.mark.full
-def test_the_labs_draft_under_other_ids_says_the_same(renumbered):
-    """What the model accepts with the target's own ids is accepted when it is cut anew, but for text that the target
-    cut in its own way."""
-    setup = load_setup(loading.LAB_TARGET, threads=1, engine="eager")
-    with pytest.raises(UsageProblem, match="retokenize:NAME"):
-        setup.load_draft(renumbered)
-    drafters = [make("model", setup), make(f"retokenize:{renumbered}", setup)]
-    assert isinstance(drafters[0], ModelDrafter)
-    kept = [0, 0]
-    for prompt in prompts.encode(prompts.standard()[:4], setup.tokenizer):
-        texts = []
-        for i, drafter in enumerate(drafters):
-            rounds = list(speculative_rounds(setup.target, drafter, prompt.ids, 4, 24))
-            texts.append(tokens_of(rounds))
-            kept[i] += sum(r.n_accepted for r in rounds)
-        assert texts[0] == texts[1] == plain_text(setup.target, prompt.ids, 24)
-    assert kept[1] > 0.85 * kept[0] > 20
 
 
 def test_names(renumbered):
@@ -198,6 +133,6 @@ def test_they_need_models_of_one_text(kind, monkeypatch):
     """The target must be decoder-only, and the family of the draft is asked, too."""
     assert not read(f"{kind}:some/model").any_family
     asked = []
-    monkeypatch.setattr(kinds, "check_family", lambda model, what, advice: asked.append(what))
+    monkeypatch.setattr(register, "check_family", lambda model, what, advice: asked.append(what))
     make(f"{kind}:{loading.LAB_DRAFT}", load_setup(loading.LAB_TARGET, threads=1, engine="eager"))
     assert asked == [f"--draft {kind}"]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from speclab.core.sampling import Sampling
+from speclab.drafts import registry
 from speclab.drafts.registry import check_prompts
-from speclab.extensions.tokenizers.kinds import load_other_draft
 from speclab.extensions.tokenizers.retokenized import BEFORE, RetokenizedDrafter
 from speclab.extensions.tokenizers.shared_tokens import text_of
 from speclab.extensions.tokenizers.tests.test_retokenized import OF_TARGET, OTHERS, Words, drafter_for, target
@@ -126,25 +126,6 @@ def test_only_where_it_must_a_text_is_read_anew():
     assert passes["llama"] == 1 < passes["mistral_window"] < 10
 
 
-def test_what_was_said_is_not_said_again():
-    """Proposals of several lengths at one place, as the forecast asks for them, cost what the longest one costs."""
-    drafter = drafter_for(OTHERS["others"])
-    drafter.prefill(None, torch.tensor([[0, 1, 2, 3]]), Sampling())
-    once = [drafter.lookup(k) for k in range(6)]
-    n_passes = drafter.draft.n_passes
-    assert n_passes <= 5
-    assert [drafter.lookup(k) for k in range(6)] == once
-    assert drafter.draft.n_passes == n_passes
-    assert once[5] == fresh_lookup(drafter, 5)
-    assert [fresh_lookup(drafter, k) for k in range(6)] == once
-
-
-def fresh_lookup(drafter: RetokenizedDrafter, k: int) -> list[int]:
-    other = RetokenizedDrafter(drafter.draft.with_own_cache(), drafter.own, drafter.tokenizer, drafter.n_ids)
-    other.prefill(None, torch.tensor([drafter._ids]), Sampling())
-    return other.lookup(k)
-
-
 def test_prompts_are_counted_in_the_drafts_tokens(capsys):
     """Six of the target's tokens are twelve of the draft's."""
     drafter = drafter_for(OTHERS["lacks one"])
@@ -160,12 +141,6 @@ def test_prompts_are_counted_in_the_drafts_tokens(capsys):
         assert ("rounds draft fewer, or none" in capsys.readouterr().err) is said, (room, n_new)
 
 
-def test_the_head_of_a_run_says_on_which_engine_it_is():
-    drafter = drafter_for(OTHERS["others"])
-    assert drafter.describe("own", "eager").endswith("; its text is tokenized again for the target")
-    assert drafter.describe("own", "c").endswith("tokenized again for the target; on the eager engine")
-
-
 @pytest.mark.parametrize("engine", ["c", "graphs"])
 def test_it_is_loaded_as_every_draft(engine, monkeypatch, capsys):
     """With room for the copy of the engine c; its passes never become CUDA graphs, and a line says so."""
@@ -176,7 +151,9 @@ def test_it_is_loaded_as_every_draft(engine, monkeypatch, capsys):
     setup = Setup(CachedModel(model), tokenizer, "tiny", Sampling(), model.device, model.dtype)
     setup.target.fast = fast
     monkeypatch.setattr(engine_choice, "choose", lambda model, *wish: (fast, engine_choice.ASKED_FOR))
-    of_draft, (other, own) = setup.load_draft("other/name"), load_other_draft("other/name", "retokenize:x/y", setup)
+    of_draft = setup.load_draft("other/name")
+    drafter = registry.read("retokenize:other/name").build(setup, 0)
+    other, own = drafter.draft, drafter.own
     assert asked[0] == asked[1]
     assert asked[0][-2:] == ("draft", 2 if engine == "c" else 1)
     assert of_draft.fast is fast

@@ -17,8 +17,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from speclab.core.accept import accept
@@ -491,49 +489,6 @@ def test_draws_without_replacement_have_the_laws_that_are_handed_over(family):
                     assert [weight == 0 for weight in given_law] == [weight == 0 for weight in law]
 
 
-# --- how many tokens are kept: for the chapter ------------------------------------------------------------------------
-
-
-def expected_kept(trial: Trial, rule: Callable) -> Fraction:
-    """Exact mean of the drafted tokens that one round keeps."""
-    return play([trial], rule)[0].n_accepted
-
-
-def with_rows(target: Row, draft: Row, shape: Shape, way: Callable) -> Trial:
-    """The same two rows after every prefix."""
-    vocab, length = len(target), depth_of(shape) + 1
-    prefixes = [prefix for n in range(length) for prefix in itertools.product(range(vocab), repeat=n)]
-    return Trial((Tables(vocab, 0, dict.fromkeys(prefixes, target), dict.fromkeys(prefixes, draft)),), shape, way)
-
-
-def quarters(*counts: int) -> Row:
-    return [Fraction(count, 4) for count in counts]
-
-
-@pytest.mark.parametrize(
-    ("target", "draft", "followed", "tested"),
-    [
-        # The draft is right: what it draws is always kept, and its two first choices miss a quarter of the mass.
-        (quarters(2, 1, 1), quarters(2, 1, 1), Fraction(3, 4), ONE),
-        # The draft is right about the order and not sure enough: it draws a token that is never the target's.
-        ([Fraction(4, 5), Fraction(1, 5), ZERO], quarters(2, 1, 1), ONE, Fraction(9, 10)),
-    ],
-)
-def test_which_rule_keeps_more_depends_on_the_draft(target, draft, followed, tested):
-    """Two children each: the most probable tokens, followed; different tokens that were drawn, tested in turn."""
-    assert expected_kept(with_rows(target, draft, FLAT[1], most_probable_ones), follow) == followed
-    assert expected_kept(with_rows(target, draft, FLAT[1], different), in_turn) == tested
-
-
-@pytest.mark.parametrize("way", [most_probable_ones, scattered])
-def test_both_rules_are_one_where_no_chance_chose_the_tokens(way):
-    """The same law of the committed tokens, not only of the text."""
-    for vocab in (2, 3):
-        trials = [Trial(tables_of(i, vocab, shape, "zeros"), shape, way) for i, shape in enumerate(FLAT + LARGER)]
-        by_follow, by_turn = (play(trials, rule) for rule in RULES)
-        assert [outcome.law for outcome in by_follow] == [outcome.law for outcome in by_turn]
-
-
 # --- decisions one by one ---------------------------------------------------------------------------------------------
 
 SAMPLED = Sampling(temperature=1.0)
@@ -618,66 +573,6 @@ def test_a_dead_node_is_never_kept_and_rows_are_independent(rule):
         assert part.equal(other)
     tempted = rule(replace(tempting, size=torch.full_like(draft.size, n)), target_probs, uniforms)
     assert (tempted.n_accepted != expected.n_accepted).sum() > 40
-
-
-def longest_agreeing(draft: Draft, own: list[int]) -> list[int]:
-    """Of the first row: of all live nodes whose branch is what `own`, the target's choice after each row, says."""
-    best: list[int] = []
-    for node in range(int(draft.size[0])):
-        branch, at = [], node
-        while at >= 0:
-            branch, at = [at, *branch], int(draft.parents[0, at])
-        if all(own[before + 1] == draft.tokens[0, i] for before, i in itertools.pairwise([-1, *branch])):
-            best = max(best, branch, key=len)
-    return best
-
-
-def test_greedy_keeps_the_longest_agreeing_path():
-    """Where siblings differ. Both rules, from logits, and on one-hot rows with any uniforms and any laws."""
-    lengths = Counter()
-
-    @given(st.integers(0, 2**32), st.integers(0, 12))
-    @settings(max_examples=300)
-    def check(seed: int, n: int) -> None:
-        dice, vocab = random.Random(seed), 3
-        draft, rows, uniforms = random_batch(seed, 1, n, vocab)
-        free = {-1: list(range(vocab))}  # node -> tokens that no child of it carries
-        parents, tokens = [], []
-        for i in range(n):
-            parents.append(dice.choice([parent for parent, left in free.items() if left]))
-            tokens.append(free[parents[-1]].pop(dice.randrange(len(free[parents[-1]]))))
-            free[i] = list(range(vocab))
-        draft = replace(draft, tokens=torch.tensor([tokens]).long(), parents=torch.tensor([parents]).long())
-        logits = rows.log()
-        own = logits.argmax(-1)
-        path = longest_agreeing(draft, own[0].tolist())
-        lengths[len(path)] += 1
-        rejected = [int((path[-1] if path else -1) in parents[: int(draft.size[0])])]
-        expected = ([len(path)], [int(own[0, path[-1] + 1 if path else 0])], [path + [-1] * (n - len(path))], rejected)
-        one_hot_rows = GREEDY.probs(logits)
-        draft = replace(draft, probs=(draft.probs + 0.1) / (1 + 0.1 * vocab))  # any of these tokens may be drawn
-        for result in (
-            accept_tree_from_logits(draft, logits, GREEDY, uniforms),
-            follow(draft, one_hot_rows, uniforms),
-            in_turn(draft, one_hot_rows, uniforms),
-            in_turn(replace(draft, probs=None), one_hot_rows, uniforms),
-        ):
-            assert tuple(part.tolist() for part in result) == expected
-
-    check()
-    assert {0, 1, 2, 3} <= lengths.keys()
-
-
-def test_sampling_from_logits_is_the_rule_on_their_probabilities():
-    draft, rows, uniforms = random_batch(3, 500, 6)
-    logits = rows.log()
-    given_more = torch.cat([uniforms, torch.zeros_like(uniforms)], dim=1)
-    found, right = (
-        accept_tree_from_logits(draft, logits, SAMPLED, given_more),
-        in_turn(draft, SAMPLED.probs(logits), uniforms),
-    )
-    for part, other in zip(found, right, strict=True):
-        assert part.equal(other)
 
 
 @pytest.mark.parametrize("rule", RULES)

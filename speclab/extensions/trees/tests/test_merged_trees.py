@@ -13,10 +13,7 @@ from speclab.drafts.registry import read
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.extensions.trees.draft import TreeDraft, parents_of
 from speclab.extensions.trees.merged import MergedDrafter, merged
-from speclab.lab.bench import SPECULATIVE
-from speclab.lab.known_texts.replay import replay_rounds
 from speclab.models.cached import CachedModel
-from speclab.records.log import RoundCounts
 from tests.decoding import plain_text, speculative_rounds
 from tests.heads import prompts, trained
 from tests.tiny_models import VOCAB, perturbed, tiny
@@ -133,12 +130,3 @@ def test_greedy_text_is_the_baselines_and_the_longest_right_chain_is_kept(kind):
             done += len(round_.tokens)
         assert done == 26
     assert len(longest_was) > 1, "one drafter was always the best"
-
-
-def test_rounds_along_a_known_text_are_those_of_the_decoding():
-    target, drafters = made_of("models")
-    rounds = speculative_rounds(target, MergedDrafter(drafters), PROMPT, 8, N_NEW)
-    made = [RoundCounts(r.n_drafted, r.n_accepted) for r in rounds if not r.prefill]
-    _, others = made_of("models")
-    text = tuple(plain_text(target, PROMPT, N_NEW))
-    assert replay_rounds(SPECULATIVE, target, MergedDrafter(others), PROMPT, text, 8) == made

@@ -1,8 +1,5 @@
 """Trees through the real cached loop: the same text, the right caches, and what each kind of draft says on a branch."""
 
-import itertools
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +9,6 @@ from speclab.core.rounds import Round, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
 from speclab.drafts.feature import FeatureDrafter
-from speclab.engines import windows
 from speclab.engines.c_pass import CBackend
 from speclab.engines.cuda import graphs
 from speclab.extensions.trees.best import BestTreeDrafter
@@ -90,22 +86,6 @@ def test_a_tree_of_one_branch_is_a_chain(kind):
         chains += of_prompt
     assert any(r.n_rejected for r in chains)
     assert any(r.n_accepted for r in chains)
-
-
-@pytest.mark.parametrize("budget", range(1, 9))
-def test_the_budget_is_met_exactly(budget):
-    target, drafter = with_model("llama", noise=0.0)
-    rounds = decoded(target, TreeDrafter(drafter, (2, 2, 1)), PROMPT, budget)
-    assert tokens_of(rounds) == plain_text(target, PROMPT, budget)
-
-
-def test_an_end_token_on_a_branch():
-    target, drafter = with_model("llama")
-    text = plain_text(target, PROMPT, N_NEW)
-    for eos in set(text):
-        rounds = decoded(target, TreeDrafter(drafter, (2, 2, 1)), eos={eos})
-        assert tokens_of(rounds) == text[: text.index(eos) + 1]
-        assert rounds[-1].finish == "eos"
 
 
 def test_a_small_vocabulary_has_fewer_choices():
@@ -227,15 +207,6 @@ def test_the_most_probable_branches_are_drafted(n, how):
     assert len(depths_seen) > 1
 
 
-def test_ids_of_probability_0_are_not_drafted():
-    """Where fewer tokens than asked for are possible, the tree is smaller."""
-    target, drafter = with_model("llama")
-    rounds = list(speculative_rounds(target, BestTreeDrafter(drafter), PROMPT, 8, 20, Sampling(1.0, top_k=1)))
-    done = itertools.accumulate(len(r.tokens) for r in rounds)
-    assert [r.n_drafted for r in rounds[1:]] == [min(8, 20 - n - 1) for n, _ in zip(done, rounds[1:], strict=False)]
-    assert tokens_of(rounds) == plain_text(target, PROMPT, 20)
-
-
 # --- The caches -------------------------------------------------------------------------------------------------------
 
 
@@ -320,13 +291,6 @@ def test_windows_shorter_than_a_branch(engine):
         rounds = list(speculative_rounds(target, tree, PROMPT, k, N_NEW))
         assert tokens_of(rounds) == text
         assert any(r.n_accepted > 1 for r in rounds)
-
-
-def test_windows_of_two_sizes_are_refused(monkeypatch):
-    layers = [SimpleNamespace(sliding_window=8), SimpleNamespace(sliding_window=16)]
-    monkeypatch.setattr(windows, "cached_layers", lambda model: layers)
-    with pytest.raises(EnvironmentProblem, match="windows of 8 and 16 tokens"):
-        check_tree(CachedModel(tiny("llama")))
 
 
 def test_a_branch_that_is_none_is_refused():
