@@ -207,7 +207,7 @@ USUAL = {
 }
 B, S, C = "baseline_autoregressive.py", "optimized_speculative.py --prompt x", "compare.py"
 PEERS, ROOFLINE = "-m benchmarks.peers", "-m benchmarks.roofline"
-GPU, TRAIN = "-m benchmarks.gpu", "-m training.heads"
+GPU, TRAIN = "-m benchmarks.gpu", "-m training.heads target"
 
 ROWS = [
     # --- flags of every decoding script ---

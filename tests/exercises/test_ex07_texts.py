@@ -44,7 +44,7 @@ def test_the_stated_figure():
     for begins, n_rounds in few.items():
         (name,) = [name for name in mistakes("ex07_ngram") if name.startswith(begins)]
         assert replay(mistaken("ex07_ngram", name).MyDrafter)[1] == n_rounds, name
-    n_tokens, n_rounds = replay(partial(NgramDrafter, 40, 40))  # it finds nothing
+    n_tokens, n_rounds = replay(partial(NgramDrafter, 400, 400))  # it finds nothing
     assert n_tokens == n_rounds == 189
     assert n_tokens / min(few.values()) < TOKENS_PER_ROUND <= n_tokens / max(enough)
 

@@ -35,8 +35,8 @@ def target(monkeypatch):
     monkeypatch.setattr(heads, "DRAFT_IDS", N_IDS)
     monkeypatch.setattr(heads, "has_compiler", lambda: False)
     monkeypatch.setattr(training_texts, "ANSWER", 60)
-    text = torch.arange(40)[None]
-    monkeypatch.setattr(heads, "greedy_texts", lambda *given: {"code": [heads.known(model, text, 9, given[-1])]})
+    ids = torch.arange(40)[None]
+    monkeypatch.setattr(heads, "greedy_texts", lambda *given: {"code": [heads.known(model, ids, 9, given[-1])]})
     return model
 
 
@@ -84,7 +84,7 @@ def test_the_best_head_by_replayed_rounds_stays(init, target, tmp_path, monkeypa
     """Also after a stop. What comes later and is worse is not written, and a head of --init is scored before all."""
     if init:
         assert heads.main(words("feature", tmp_path / "first")) == 0
-    left, now, written = iter([2.0, 2.5, 2.4, 2.6]), [0.0], []
+    left, now, written = iter([2.0, 2.5, 2.4, 2.6, 2.5]), [0.0], []
     found = {"by_position": [0.5] * 4}
     monkeypatch.setattr(heads, "score", lambda *_: found | {"tokens_per_round": {heads.K: next(left)}})
     kind = replace(heads.KINDS["feature"], write=lambda *_, **__: written.append(now[0]))
