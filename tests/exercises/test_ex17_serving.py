@@ -225,13 +225,3 @@ def test_the_table_of_the_chapter():
     """What the command prints with the solutions."""
     blocks = re.findall(r"```text\n(.*?)```", chapter(STEM), re.DOTALL)
     assert transcript.table(right, RECORD).strip() in [block.strip() for block in blocks]
-
-
-def test_one_observation_for_each_round():
-    """The central point of the chapter: the histogram counts outputs of the engine, not tokens."""
-    counts = transcript.counted(right, RECORD)
-    n_outputs = counts[f"{transcript.LATENCY}_count"]
-    assert n_outputs == counts[right.DRAFTS] == sum(len(one.own_rounds) for one in RECORD.prompts)
-    plain = [right.read_counters(page) for page in RECORD.plain.pages]
-    n_tokens = sum(len(one.text) - 1 for one in RECORD.prompts)
-    assert right.between(*plain)[f"{transcript.LATENCY}_count"] == n_tokens > n_outputs

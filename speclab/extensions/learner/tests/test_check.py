@@ -237,7 +237,8 @@ def test_what_never_ends_is_stopped_and_the_rest_is_checked(clone):
     found = checked(0, 5, 6)
     hold({name: found.pop(name) for name in endless}, endless)
     hold({name: found.pop(name) for name in odd}, odd)
-    assert list(found.values()) == [None] * 10
+    assert found
+    assert not any(found.values())
 
 
 @alarms

@@ -183,3 +183,13 @@ def test_a_damaged_transcript_is_a_line(content, monkeypatch, capsys, tmp_path):
     said = capsys.readouterr().err
     assert "is no transcript" in said
     assert "git checkout --" in said
+
+
+def test_one_observation_for_each_round():
+    """The central point of the chapter: the histogram counts outputs of the engine, not tokens."""
+    counts = transcript.counted(right, RECORD)
+    n_outputs = counts[f"{transcript.LATENCY}_count"]
+    assert n_outputs == counts[right.DRAFTS] == sum(len(one.own_rounds) for one in RECORD.prompts)
+    plain = [right.read_counters(page) for page in RECORD.plain.pages]
+    n_tokens = sum(len(one.text) - 1 for one in RECORD.prompts)
+    assert right.between(*plain)[f"{transcript.LATENCY}_count"] == n_tokens > n_outputs
