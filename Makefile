@@ -13,7 +13,7 @@ compare: $(READY)
 quick: $(READY)
 	$(PYTHON) compare.py --quick $(ARGS)
 
-# A worker for each core where pytest-xdist is there; neighbouring tests share one, and the models that it exports.
+# A worker for each core where pytest-xdist is there; neighbouring tests share one.
 WORKERS = $$($(PYTHON) -c 'import xdist' 2> /dev/null && printf -- '-n auto --dist worksteal')
 
 test: $(READY)

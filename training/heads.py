@@ -24,6 +24,7 @@ if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C before main() runs, and missing libraries, are one line
 
 import argparse
+import contextlib
 import copy
 import functools
 import json
@@ -194,10 +195,11 @@ def train_head(args: argparse.Namespace, device: torch.device) -> tuple[dict[str
     narrow = kind.narrows and not args.init and vocab > DRAFT_IDS
     made = None if narrow else head_to_train(target, tokenizer, args)  # it may refuse, so before any text is written
     documents = list(corpus.standard_library())
-    settings = {key: getattr(args, key) for key in ("target", "minutes", "seed")}
+    settings: dict[str, Any] = {key: getattr(args, key) for key in ("target", "minutes", "seed")}
+    settings["weights"] = float(sum(weight.double().sum() for weight in target.parameters()))  # a target may be another
     file = args.out / "texts.json"
-    if file.exists() and (kept := json.loads(file.read_text("utf-8")))["settings"] == settings:
-        held_out, answers = ([Text(*text) for text in some] for some in kept["texts"])
+    if (kept := kept_texts(file, settings)) is not None:
+        held_out, answers = kept
     else:
         seconds = 60 * OF_TEXTS * args.minutes
         held_out, answers = written(target, tokenizer, documents, lengths, seconds, args.seed)
@@ -262,6 +264,15 @@ def train_head(args: argparse.Namespace, device: torch.device) -> tuple[dict[str
     draft = args.out if args.kind == "model" else f"{args.kind}:{args.out}"
     note(f"to use it, type: python compare.py --target {args.target} --draft {draft}")
     return about | asdict(facts) | {"scores": scores}, scores
+
+
+def kept_texts(file: Path, settings: dict[str, Any]) -> list[list[Text]] | None:
+    """Return the texts of an earlier start of the same training, held-out ones first; None where there are none."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        kept = json.loads(file.read_text("utf-8"))
+        if kept["settings"] == settings:
+            return [[Text(*text) for text in some] for some in kept["texts"]]
+    return None
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

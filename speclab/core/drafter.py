@@ -75,6 +75,11 @@ class Drafter:
         a model catches up with one token or two, after rounds without a draft with at most four."""
         return {2, 4}
 
+    def as_drafted(self, chain: Draft) -> Draft:
+        """Turn the tokens of a chain into a draft of the kind that it makes, which is recorded for a GPU before a
+        run."""
+        return chain
+
     def forget(self) -> None:
         """Drop what it has learned from texts, and share nothing of it with its copies any more; costs stay."""
 
@@ -143,6 +148,9 @@ class Wrapper(Drafter):
 
     def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
         return self.drafter.law(target, prompt, text, sampling, k)
+
+    def as_drafted(self, chain: Draft) -> Draft:
+        return self.drafter.as_drafted(chain)
 
     def described(self, round_: Round) -> Round:
         return self.drafter.described(round_)

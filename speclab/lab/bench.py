@@ -1,7 +1,8 @@
 """What turns an arm and a prompt into a decoding: one target, its drafts, and the parts of the loop."""
 
 import copy
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
 from speclab.core.drafter import Drafter
-from speclab.core.rounds import DecodeSettings, tokens_of
+from speclab.core.rounds import DecodeSettings, Draft, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.oracle import reference_text
 from speclab.engines.cuda import graphs
@@ -122,16 +123,37 @@ class Bench:
         rule."""
         return graphs.on_graphs(torch.empty(0, device=self.setup.device))
 
-    def prepare(self, draft_lengths: Iterable[int], longest: int) -> None:
-        """On CUDA graphs: say which passes will come. Verification runs at k + 1 tokens for every draft length k; a
-        drafter says how many its own models read.
+    def prepare(self, draft_lengths: Iterable[int], samplings: Iterable[Sampling], longest: int) -> None:
+        """On CUDA graphs: say which passes will come, and record the accept rule for every number of drafted tokens.
 
+        Verification runs at k + 1 tokens for every draft length k; a drafter says how many its own models read.
         longest: tokens of a text, its prompt and what is drafted behind its end included.
         """
+        if not self.on_graphs:
+            return
+        most = max(draft_lengths, default=0)
         self.setup.target.prepare({k + 1 for k in draft_lengths}, longest)
         for drafter in self.drafters.values():
             for model in drafter.models:
-                model.prepare(drafter.pass_widths(max(draft_lengths, default=0)), longest)
+                model.prepare(drafter.pass_widths(most), longest)
+        is_drawn = any(part.draws for drafter in self.drafters.values() for part in drafter.parts)
+        for sampling, n in itertools.product(samplings, range(most + 1)):
+            for draft, logits, uniforms in self._rounds_to_judge(n, is_drawn and not sampling.greedy):
+                self.functions.accept(draft, logits, sampling, uniforms)
+
+    def _rounds_to_judge(self, n: int, sampled: bool) -> Iterator[tuple[Draft, Tensor, Tensor]]:
+        """Yield what the accept rule gets in a round with `n` drafted tokens: without and with a draft's probabilities,
+        of a chain and of every other kind of draft that is made here."""
+        device, n_ids = self.setup.device, self.setup.target.vocab_size
+        ids, size = torch.zeros(1, n, dtype=torch.long, device=device), torch.full((1,), n, device=device)
+        logits = torch.zeros(1, n + 1, n_ids, dtype=self.setup.dtype, device=device)
+        uniforms = torch.zeros(1, n + 1, dtype=torch.float64, device=device)
+        wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        for law in [None, torch.ones(1, n, n_ids, dtype=wide, device=device)] if sampled and n else [None]:
+            chain = Draft(ids, size, law)
+            kinds = {type(draft): draft for draft in (one.as_drafted(chain) for one in self.drafters.values() if n)}
+            for draft in (kinds | {Draft: chain}).values():
+                yield draft, logits, uniforms
 
     def forget(self) -> None:
         """Drop what drafts have learned."""

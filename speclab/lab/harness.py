@@ -239,7 +239,7 @@ def _warm_up(
     priced = [drafter for drafter in bench.drafters.values() if drafter in used and drafter.costs is not None]
     lengths = {arm.draft_length for arm in arms if arm.draft}.union(range(LONGEST + 1) if priced else ())
     longest = max(prompt.ids.shape[1] for prompt in prompts) + bench.max_new_tokens + max(lengths, default=0)
-    bench.prepare(lengths, longest)
+    bench.prepare(lengths, samplings, longest)
     # The first prompt, sampled if anything is; on CUDA graphs both, for what draws tokens is recorded, too.
     for sampling in samplings if bench.on_graphs else [max(samplings, key=lambda s: s.temperature)]:
         lengths_of = {arm: sorted(set(tools.get(arm, ()))) for arm in [*arms, *tools]}

@@ -253,7 +253,7 @@ def _first_rows(run: ComparisonRun) -> list[Row]:
 def best_row(run: ComparisonRun) -> Row | None:
     """Return the fastest draft at the first temperature; None where none is shown to be faster than the baseline."""
     fastest = max(_first_rows(run), key=lambda row: row.speedup, default=None)
-    return fastest if fastest and fastest.verdict in ("faster", None) and fastest.speedup > 1 else None
+    return fastest if fastest and tables.verdict_of(fastest) in ("faster", None) and fastest.speedup > 1 else None
 
 
 def ladder_row(run: ComparisonRun) -> Row | None:
@@ -330,6 +330,6 @@ def no_gain_line(runs: list[ComparisonRun]) -> str | None:
         return None
     run, low = min(rows, key=lambda pair: pair[1].speedup)
     where = f"{target_name(run)}, {low.method} k = {low.draft_length}, T = {low.temperature:g}, {low.prompt_kind}"
-    n_not = sum(row.speedup <= 1 or row.verdict in ("slower", "unclear") for _, row in rows)
+    n_not = sum(row.speedup <= 1 or tables.verdict_of(row) in ("slower", "unclear") for _, row in rows)
     counted = f"{n_not} of {len(rows)}, each draft and k once per temperature and kind of prompt"
     return f"not shown to be faster: {counted}; the lowest is {speedup_of(low)} ({where} prompts)"

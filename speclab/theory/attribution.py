@@ -53,6 +53,7 @@ class PredictedSeconds:
     overhead: float = 0.0
     expected: float = 0.0  # seconds of the rounds that the forecast expects
     expected_rounds: float = 0.0
+    independent: bool = False  # the forecast is one of acceptance probabilities, whatever the rounds before
 
     def __iadd__(self, other: "PredictedSeconds") -> "PredictedSeconds":
         for item in fields(self):
@@ -90,6 +91,7 @@ def price(
         if accept_probs:
             probs, k = accept_probs(distinct), line.arm.draft_length
             found = forecast(probs, len(probs), k, round_cost(costs, n_prompt), costs.draft_catch, costs.replay)
+            part.independent = True
             part.expected += n_repeats * found.cost
             part.expected_rounds += n_repeats * found.n_rounds
         elif rounds_along:
@@ -135,7 +137,8 @@ def predictions(row: Row, part: PredictedSeconds) -> dict[str, Any]:
         "forecast_tokens_per_round": part.n_tokens / part.expected_rounds if part.expected else None,
     }
     acceptance_rate, k = row.acceptance_rate, row.draft_length
-    if acceptance_rate is None or not k or added["forecast"] is None:
+    # The formula and the ladder know one length and no branches, and rounds that do not hang on the ones before.
+    if acceptance_rate is None or not k or not part.independent or not part.expected or row.book_formula is None:
         return added
     independent = expected_tokens_per_round(acceptance_rate, k)
     values = (

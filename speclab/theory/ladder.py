@@ -15,17 +15,16 @@ class Effect(NamedTuple):
     """The effect that one rung of the ladder adds, and how it is named."""
 
     name: str
-    head: str  # the head of its column in the terminal
     meaning: str
 
 
 EFFECTS = (
-    Effect("bonus and partial drafts", "bonus", "partly right drafts and the bonus token count"),
-    Effect("draft cost", "drafts", "the draft takes time for every token it proposes"),
-    Effect("verification", "verify", "a target pass over k + 1 tokens may take longer than one over a token"),
-    Effect("overhead", "other", "accepting, rolling back, and the loop around them take time"),
-    Effect("real acceptance", "real", "right drafts come in streaks, drafts may be shorter than k, and texts end"),
-    Effect("all else", "rest", "what the effects before it do not account for: draws of this run, and noise"),
+    Effect("bonus and partial drafts", "partly right drafts and the bonus token count"),
+    Effect("draft cost", "the draft takes time for every token it proposes"),
+    Effect("verification", "a target pass over k + 1 tokens may take longer than one over a token"),
+    Effect("overhead", "accepting, rolling back, and the loop around them take time"),
+    Effect("real acceptance", "right drafts come in streaks, drafts may be shorter than k, and texts end"),
+    Effect("all else", "what the effects before it do not account for: draws of this run, and noise"),
 )
 RUNGS = ("book formula", *(effect.name for effect in EFFECTS))
 # Columns of a row that predict its speedup, best informed first -> what tables and pictures call them.

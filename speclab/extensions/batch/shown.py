@@ -31,8 +31,9 @@ def lines(run: BatchRun) -> list[str]:
     found = [COLUMNS]
     for draft in drafts(run):
         rows = rows_of(run, draft)
-        best = {n: max(row.speedup for row in rows if row.n_texts == n) for n in run.batches}
-        expected = {n: max(row.forecast or 0.0 for row in rows if row.n_texts == n) for n in run.batches}
+        sizes = sorted({row.n_texts for row in rows})  # a stop may leave out some
+        best = {n: max(row.speedup for row in rows if row.n_texts == n) for n in sizes}
+        expected = {n: max(row.forecast or 0.0 for row in rows if row.n_texts == n) for n in sizes}
         pays = knee(expected) if any(expected.values()) else "unknown"
         found.append(f"{draft}: speculation pays up to a batch of: {knee(best)} (expected: {pays})")
     by_row = (f"{name}: drafts row by row, so drafting for B texts takes B times as long" for name in run.row_by_row)

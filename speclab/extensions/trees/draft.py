@@ -107,6 +107,10 @@ class TreesDrafter(Drafter):
         tokens."""
         return {2**i for i in range(1, most.bit_length() + 1)}
 
+    def as_drafted(self, chain: Draft) -> Draft:
+        """Return a chain as a tree of one branch."""
+        return TreeDraft.of(chain)
+
 
 # By its name and at the end, since that module imports this one: whoever can make a tree has the rules that judge it.
 importlib.import_module("speclab.extensions.trees.accept")

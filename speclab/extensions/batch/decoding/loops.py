@@ -2,7 +2,7 @@
 
 Every round accepts a different number of tokens in each row, so the rows come to stand at different lengths and end at
 different times; a row whose text has ended takes the next one. The texts are those that the other loops give, and so
-are the counts of every round: tests/test_batch_loops.py of this extension.
+are the counts of every round: speclab/extensions/batch/tests/test_batch_loops.py.
 """
 
 from collections.abc import Iterator, Sequence

@@ -430,9 +430,9 @@ BAD = [
     ("--acceptance 35 -k 4", 2, "from 0 to 1"),
     ("--acceptance nan -k 4", 2, "from 0 to 1"),
     ("--acceptance 0.35 -k 0", 2, "give 1 or more"),
-    ("--acceptance 0.35 -k 4 --plain-ms nan", 2, "above 0"),
+    ("--acceptance 0.35 -k 4 --plain-ms nan", 2, "too small"),
     ("--url {fake} --load 0", 2, "give 1 or more"),
-    ("--url {fake} --load 1,many", 2, "give numbers"),
+    ("--url {fake} --load 1,many", 2, "give a list"),
     ("--url {fake} --load 999999", 2, "give 256 or less"),
     ("--acceptance 0.35 -k 4 --load 1", 2, "give --url and --load"),
 ]
