@@ -203,11 +203,11 @@ USUAL = {
     "benchmarks.peers": FILED,
     "benchmarks.roofline": FILED,
     "benchmarks.gpu": ["--out", "out", "--device", "cpu"],
-    "training.heads": ["pair", "--out", "out"],
+    "training.heads": ["target", "--out", "out"],
 }
 B, S, C = "baseline_autoregressive.py", "optimized_speculative.py --prompt x", "compare.py"
 PEERS, ROOFLINE = "-m benchmarks.peers", "-m benchmarks.roofline"
-GPU, TRAIN = "-m benchmarks.gpu", "-m training.heads target"
+GPU, TRAIN = "-m benchmarks.gpu", "-m training.heads"
 
 ROWS = [
     # --- flags of every decoding script ---
