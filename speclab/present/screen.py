@@ -45,7 +45,9 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
         return tables.show([Lines(map(wrong_line, runs)), rough, *speeds], markdown)
     checked = (line for shown in runs for line in (*same_text_lines(shown), *remarks(shown)))
     facts = Lines(line for shown in runs for line in (reading_line(shown), ladder_line(shown), loops_line(shown)))
-    facts += [f"{target_name(shown)}: {line}" for shown in runs for line in noise_lines(shown.noise[:1])]
+    for shown in runs:
+        floors = [floor for floor in shown.noise if floor.temperature == shown.noise[0].temperature]
+        facts += [f"{target_name(shown)}: {line}" for line in noise_lines(floors)]
     facts.append(no_gain_line(runs))
     # What is said of the machine stands once.
     return tables.show([Lines(dict.fromkeys(checked)), rough, *speeds, facts, Lines(where or [])], markdown)
@@ -213,9 +215,13 @@ def rough_in_short(run: Head) -> str | None:
 
 
 def noise_lines(floors: list[Noise]) -> list[str]:
-    """Write 1.01x (0.98 to 1.03) for each floor."""
-    written = [f"{speedup(floor.ratio)} ({interval(floor.low, floor.high)})" for floor in floors]
-    return [f"noise floor, the baseline against itself in the same run: {one}" for one in written]
+    """Write 1.01x (0.98 to 1.03) for each floor, the interval where there is one."""
+    lines = []
+    for floor in floors:
+        ends = interval(floor.low, floor.high)
+        said = f"{speedup(floor.ratio)}" + f" ({ends})" * (ends != "-")
+        lines.append(f"noise floor, the baseline against itself in the same run{_batch(floor)}: {said}")
+    return lines
 
 
 # --- how fast? --------------------------------------------------------------------------------------------------------
@@ -269,11 +275,17 @@ def result_line(run: ComparisonRun) -> str | None:
         return None
     row = best or max(_first_rows(run), key=lambda row: row.speedup)
     ends, k = interval(row.speedup_low, row.speedup_high), "auto" if row.auto else row.draft_length
-    said = f"Highest: {row.method.removesuffix(AUTO)}, k = {k}, {speedup_of(row)}" + f" ({ends})" * (ends != "-")
+    said = f"Highest: {row.method.removesuffix(AUTO)}, k = {k}{_batch(row)}, {speedup_of(row)}"
+    said += f" ({ends})" * (ends != "-")
     said += ", not shown to be faster" * (best is None)
     name, factor = min(factors(explained).items(), key=itemgetter(1), default=("", 1.0))
-    other = f"; {explained.method}, k = {explained.draft_length}" * (explained is not row)
+    other = f"; {explained.method}, k = {explained.draft_length}{_batch(explained)}" * (explained is not row)
     return said + (f"{other}: most is lost to {name} (x{factor:.2f})." if factor < NO_LOSS else ".")
+
+
+def _batch(row: Row | Noise) -> str:
+    """Return the number of texts at a time, as the end of what a line is about; nothing for one text."""
+    return f", B = {row.n_texts}" * (row.n_texts > 1)
 
 
 # --- why not faster? --------------------------------------------------------------------------------------------------
@@ -299,8 +311,9 @@ def ladder_line(run: ComparisonRun) -> str | None:
         return None
     forecast = f", forecast {speedup(row.forecast)}" if row.forecast is not None else ""
     return (
-        f"{target_name(run)}, {row.method} k = {row.draft_length}: 1/(1-α+α/k) with α = {number(row.acceptance_rate)} "
-        f"says {speedup(row.book_formula)}; measured {speedup_of(row)}{forecast}{between(row)}"
+        f"{target_name(run)}, {row.method} k = {row.draft_length}{_batch(row)}: 1/(1-α+α/k) with "
+        f"α = {number(row.acceptance_rate)} says {speedup(row.book_formula)}; measured {speedup_of(row)}{forecast}"
+        f"{between(row)}"
     )
 
 
@@ -329,7 +342,8 @@ def no_gain_line(runs: list[ComparisonRun]) -> str | None:
     if not rows:
         return None
     run, low = min(rows, key=lambda pair: pair[1].speedup)
-    where = f"{target_name(run)}, {low.method} k = {low.draft_length}, T = {low.temperature:g}, {low.prompt_kind}"
+    where = f"{target_name(run)}, {low.method} k = {low.draft_length}{_batch(low)}, T = {low.temperature:g}"
     n_not = sum(row.speedup <= 1 or tables.verdict_of(row) in ("slower", "unclear") for _, row in rows)
-    counted = f"{n_not} of {len(rows)}, each draft and k once per temperature and kind of prompt"
-    return f"not shown to be faster: {counted}; the lowest is {speedup_of(low)} ({where} prompts)"
+    each = "each draft, k and B" if any(row.n_texts > 1 for _, row in rows) else "each draft and k"
+    counted = f"{n_not} of {len(rows)}, {each} once per temperature and kind of prompt"
+    return f"not shown to be faster: {counted}; the lowest is {speedup_of(low)} ({where}, {low.prompt_kind} prompts)"

@@ -170,6 +170,7 @@ class Noise(RecordPart):
     ratio: Amount
     low: float | None
     high: float | None
+    n_texts: Count = 1  # that were decoded side by side
 
 
 @dataclass(kw_only=True)

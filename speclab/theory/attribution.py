@@ -169,7 +169,8 @@ def noise_floor(baseline: list[Decoded], again: list[Decoded]) -> Noise | None:
     pairs = [(seconds[s.prompt_index], s.seconds) for s in again]
     tops, bottoms = zip(*pairs, strict=True)
     low, high = ratio_interval(list(tops), list(bottoms)) or (None, None)
-    return Noise(temperature=baseline[0].temperature, ratio=sum(tops) / sum(bottoms), low=low, high=high)
+    of, ratio = baseline[0], sum(tops) / sum(bottoms)
+    return Noise(temperature=of.temperature, ratio=ratio, low=low, high=high, n_texts=of.n_texts)
 
 
 def verdict(

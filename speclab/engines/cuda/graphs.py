@@ -31,11 +31,11 @@ class Captures:
     """The number of graphs recorded so far, and the memory that all of them share, since no two replay at once.
 
     failed: a recording was broken off. The device's allocator may be left in the middle of it, so no other recording is
-    begun. paused: nothing is recorded for the time being.
+    begun.
     """
 
     n = 0
-    failed = paused = False
+    failed = False
     pool: Any = None
     anchor: Any = None  # a graph that is never given up: the pool lives no longer than the graphs on it
     side: Any = None  # the stream of all warm-ups
@@ -102,20 +102,9 @@ def _record(step: Step) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
     return graph.replay, outputs
 
 
-@contextlib.contextmanager
-def unrecorded() -> Iterator[None]:
-    """While this is open, functions run as they are: for some tokens a recording takes longer than it saves."""
-    before, captures.paused = captures.paused, True
-    try:
-        yield
-    finally:
-        captures.paused = before
-
-
 def on_graphs(tensor: Tensor) -> bool:
     """Tell whether functions of this tensor are replayed as graphs."""
-    stopped = captures.failed or captures.paused
-    return tensor.device.type == "cuda" and not stopped and not torch.cuda.is_current_stream_capturing()
+    return tensor.device.type == "cuda" and not captures.failed and not torch.cuda.is_current_stream_capturing()
 
 
 @functools.cache
