@@ -289,6 +289,27 @@ def test_rows_without_drafts_have_predictions_and_no_ladder(k, rounds):
     assert row.verify_cost == pytest.approx(statistics.mean(1.1 + 0.02 * c for c in range(10, 15)) / 1.12)
 
 
+@pytest.mark.parametrize(
+    ("arm", "along", "has"),
+    [
+        (Arm("model", "model", 2), False, True),
+        (Arm("hybrid", "hybrid", 2), True, False),  # its rounds hang on the ones before
+        (Arm("model auto", "model auto", 2, auto=True), True, False),
+        (Arm("tree", "tree", 2, branches=True), False, False),
+    ],
+    ids=lambda value: value.label if isinstance(value, Arm) else "",
+)
+def test_a_ladder_is_only_for_what_the_formula_knows(arm, along, has):
+    """One length, no branches, and proposals that the text alone decides."""
+    mine, base = Decoded.begin(arm, 0.0, 0, "code", N_PROMPT), plain(6)
+    mine.add(0.5, 1.0, [0] * 6, counts_of(ROUNDS), ROUNDS)
+    known = {"rounds_along": lambda text: ROUNDS} if along else {"accept_probs": constant(HALF)}
+    row = row_of(arm, [mine], [base], COMMON, "all")
+    row = replace(row, **predictions(row, price(mine, base, COSTS, **known)))
+    assert row.forecast
+    assert (row.ladder is not None) is (row.leviathan is not None) is has
+
+
 # --- noise ------------------------------------------------------------------------------------------------------------
 
 
