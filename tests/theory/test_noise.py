@@ -29,7 +29,8 @@ def committed_in(pattern: str) -> list[Noise]:
     records = [json.loads(path.read_text("utf-8")) for path in sorted((ROOT / "results").glob(f"{pattern}.json"))]
     records += [record["padded"] for record in records if record.get("padded")]
     names = [field.name for field in dataclasses.fields(Noise)]  # those of batches and of servers have more
-    return [Noise(**{name: entry[name] for name in names}) for record in records for entry in record.get("noise") or []]
+    entries = [entry for record in records for entry in record.get("noise") or []]
+    return [Noise(**{name: value for name, value in entry.items() if name in names}) for entry in entries]
 
 
 def test_the_example():
