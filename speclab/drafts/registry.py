@@ -20,7 +20,7 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.files import read_head
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.oracle import Dial, needs_greedy
-from speclab.models import loading, names, sources
+from speclab.models import loading, names
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.family import check_family
 from speclab.models.padded import sizes
@@ -125,7 +125,7 @@ def shown() -> str:
 
     rows = [(kind.usage, kind.help + ", trained" * kind.trained) for kind in kinds().values()]
     rows.append(("lab:SIZE", "the lab's draft model padded to the price of a larger one, as in lab:50m"))
-    rows.append((", ".join(sources.usages()), "any causal language model with the target's tokenizer"))
+    rows.append((", ".join(loading.usages()), "any causal language model with the target's tokenizer"))
     trained = "What is called trained comes with the lab for its own target; python -m training.heads trains others."
     return f"{tabulate(rows, tablefmt='plain')}\n{trained}"
 
@@ -150,7 +150,7 @@ def check_names(text: str) -> str:
 def is_mistyped(text: str) -> bool:
     """Tell whether a name is empty, or nearly the name of a kind and neither a folder nor surely a name of the hub."""
     if sizes.is_lab_size(text):
-        sizes.parse_name(text)
+        sizes.millions_of(text)
         return False
     return not text.strip() or not (loading.exists(text) or "/" in text or _nearest(text) is None)
 
@@ -256,7 +256,7 @@ def head_choice(
         # A padded target's states are the lab's, followed by zeros.
         own_width = loading.load_config(loading.LAB_TARGET).hidden_size if padded else None
         # The name of a folder says nothing about the model in it.
-        named = setup.target_name if sources.about(target.model) else ""
+        named = setup.target_name if loading.about(target.model) else ""
         drafter: Any = make_head(argument or own_head(name, named), target.model, own_width)
         target.hidden_layers = tuple(sorted({*target.hidden_layers, *drafter.head.config.layers}))
         if isinstance(drafter, FeatureDrafter) and target.engine == "c":

@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from speclab.models.outside import generation
+from speclab.models import generation
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.files import whole_file
 

@@ -27,7 +27,7 @@ from speclab.extensions.trace.proposals import LONGEST, PieceTable, asked
 from speclab.extensions.trace.trace import Trace
 from speclab.lab.instruments import LoopFunctions
 from speclab.models import loading, prompts
-from speclab.models.pieces import pieces
+from speclab.models.pieces import Pieces
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup, load_setup
 from speclab.records.files import ComparisonRun, read
@@ -90,7 +90,7 @@ def dialled(setup: Setup, given: Iterable[Prompt], drafts: Iterable[str], name: 
     for prompt in given:
         note(f"{name}: {prompt.kind}")
         found = asked(setup.target, drafters, prompt.ids, settings)
-        made = pieces(setup.tokenizer, prompt.id_list, special=True)
+        made = Pieces(setup.tokenizer, prompt.id_list, special=True)
         text = table.text(found, made)
         shown.append({"kind": prompt.kind, "prompt": page.shown_prompt(prompt.text), **text})
     return {"name": name, "texts": shown, "pictures": table.pictures}
