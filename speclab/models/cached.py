@@ -46,31 +46,25 @@ class CachedModel:
     """Runs passes of a language model over one text, and keeps its cache.
 
     vocab_size: logits of higher ids are cut off, so those are never emitted: a target is cut at its tokenizer's ids, a
-    draft at its target's. Models of one family may pad their output layers differently (Qwen2.5 7B: 152,064 rows, 0.5B:
-    151,936).
-    n_ids: ids that have an embedding; no other can go into a pass.
-    family: what is different in this kind of models (speclab/models/family.py).
-    max_length: positions of a text, prompt and output together; None where the model has no limit.
+    draft at its target's. Models of one family may pad their output layers differently (Qwen2.5).
     fast: the same model in the form of another engine than the eager one (speclab/models/engine_choice.py).
-    hidden_layers: decoder layers, from 0, whose outputs a draft reads; every decoding keeps them, the baseline too, so
-    that both arms run on the same engine.
     length: tokens in the cache. n_last: those of them that are of the last pass. n_calls: passes since `prefill`, that
     one included, without replays.
-    keeps: the rule by which `commit` rolls back: (tokens in the cache, committed tokens) -> tokens that stay.
     """
 
     def __init__(self, model: PreTrainedModel, vocab_size: int | None = None, fast: "FastModel | None" = None):
         self.model, self.fast = model.eval(), fast
         self.device: torch.device = model.device  # that holds the weights; the library looks through all of them for it
         n_rows = model.config.get_text_config().vocab_size
-        self.n_ids = embedded_ids(model)
+        self.n_ids = embedded_ids(model)  # no other id can go into a pass
         self.vocab_size = min(vocab_size or n_rows, n_rows, self.n_ids)
         self.family = family_of(model)
         self._room = self.family.room(model)
-        self.max_length = self._room.text
+        self.max_length = self._room.text  # positions of prompt and output together; None: no limit
+        # Decoder layers whose outputs a draft reads. The baseline keeps them too, so both arms run on the same engine.
         self.hidden_layers: tuple[int, ...] = ()
         self._backend: Backend | None = None
-        self.keeps: Callable[[int, int], int] = tokens_to_keep
+        self.keeps: Callable[[int, int], int] = tokens_to_keep  # the rule by which `commit` rolls back
         self.length = self.n_last = self.n_calls = 0
         self._n_committed = 0  # tokens that are final
 

@@ -31,14 +31,10 @@ class NoFastBackend(Exception):
 
 @dataclass(frozen=True)
 class Room:
-    """The number of positions that a model has.
+    """The number of positions that a model has."""
 
-    text: positions of the prompt and the output together; None where the model sets no limit.
-    rope: the kind of rotary positions whose factors change behind `text`, "" where no such change is the limit.
-    """
-
-    text: int | None
-    rope: str = ""
+    text: int | None  # of the prompt and the output together; None where the model sets no limit
+    rope: str = ""  # the kind of rotary positions whose factors change behind `text`, where that is the limit
 
     @property
     def reason(self) -> str:
@@ -113,24 +109,16 @@ def named_positions(config: PreTrainedConfig, names: tuple[str, ...] = ()) -> in
 
 
 class Family:
-    """A decoder alone that keeps keys and values of each token. A subclass changes what is different in its family.
+    """A decoder alone that keeps keys and values of each token. A subclass changes what is different in its family."""
 
-    plural: how a refusal names models of the family.
-    loader: the library's class that loads them.
-    input_name: the name of the ids in the calls of the model's forward pass inside the library's `generate`.
-    crops: whether every layer keeps something for each token, so that the last tokens can be dropped.
-    one_text: whether prompt and output are one text for the model, each token of which reads those before it.
-    why_eager: why only the eager engine runs the models, "" where others may.
-    backend: makes the eager backend of one decoding from the model and the layers whose outputs it keeps; None for
-    `EagerBackend`.
-    """
-
-    plural = "causal language models"
+    plural = "causal language models"  # how a refusal names models of the family
     loader: Any = AutoModelForCausalLM
-    input_name = "input_ids"
-    crops = one_text = True
-    why_eager = ""
-    backend: Callable[[PreTrainedModel, Iterable[int]], Any] | None = None  # gives a Backend
+    input_name = "input_ids"  # of the forward pass inside the library's `generate`
+    crops = True  # every layer keeps something for each token, so that the last tokens can be dropped
+    one_text = True  # prompt and output are one text for the model, each token of which reads those before it
+    why_eager = ""  # why only the eager engine runs the models
+    # Makes the backend of one decoding from the model and the layers whose outputs it keeps; None for `EagerBackend`.
+    backend: Callable[[PreTrainedModel, Iterable[int]], Any] | None = None
 
     def claims(self, config: PreTrainedConfig) -> bool:
         return True

@@ -93,14 +93,9 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         sizes.millions_of(name)
         name = LAB_TARGET
     load_config(name)
-
-    def load() -> PreTrainedTokenizerBase:
-        tokenizer = AutoTokenizer.from_pretrained(place_of(name), **NO_CODE)
-        if not tokenizer.get_vocab() or not tokenizer(PROBE).input_ids:
-            raise ValueError("it makes no tokens of a text")
-        return tokenizer
-
-    return loaded(name, "its tokenizer", load)
+    tokenizer = loaded(name, "its tokenizer", lambda: AutoTokenizer.from_pretrained(place_of(name), **NO_CODE))
+    loaded(name, "its tokenizer", lambda: tokenizer(PROBE).input_ids[0])  # it makes tokens of a text
+    return tokenizer
 
 
 def family_named(name: str) -> tuple[Family, PreTrainedConfig]:
