@@ -48,7 +48,7 @@ class CachedModel:
     vocab_size: logits of higher ids are cut off, so those are never emitted: a target is cut at its tokenizer's ids, a
     draft at its target's. Models of one family may pad their output layers differently (Qwen2.5).
     fast: the same model in the form of another engine than the eager one (speclab/models/engine_choice.py).
-    length: tokens in the cache. n_last: those of them that are of the last pass. n_calls: passes since `prefill`, that
+    length: tokens in the cache. n_last: those of them that are of the last pass. n_passes: passes since `prefill`, that
     one included, without replays.
     """
 
@@ -65,7 +65,7 @@ class CachedModel:
         self.hidden_layers: tuple[int, ...] = ()
         self._backend: Backend | None = None
         self.keeps: Callable[[int, int], int] = tokens_to_keep  # the rule by which `commit` rolls back
-        self.length = self.n_last = self.n_calls = 0
+        self.length = self.n_last = self.n_passes = 0
         self._n_committed = 0  # tokens that are final
 
     def __deepcopy__(self, memo: object = None) -> "CachedModel":
@@ -106,7 +106,7 @@ class CachedModel:
         self._backend = new(self.hidden_layers)
         with torch.inference_mode():
             logits = self.backend.prefill(prompt)
-        self.length, self.n_calls = self.room.length_after(prompt.shape[1]), 1
+        self.length, self.n_passes = self.room.length_after(prompt.shape[1]), 1
         self._n_committed = self.length + 1
         return logits[..., : self.vocab_size]
 
@@ -151,7 +151,7 @@ class CachedModel:
         with torch.inference_mode():
             found = run(tokens, self.length, k, self.vocab_size)
         self.length, self.n_last = self.length + tokens.shape[1] + k - 1, tokens.shape[1] if k == 1 else 1
-        self.n_calls += k
+        self.n_passes += k
         return found
 
     def run(self, n_tokens: int, one_pass: Callable[["Backend", int], Tensor]) -> Tensor:
@@ -161,7 +161,7 @@ class CachedModel:
         with contextlib.nullcontext() if torch.is_inference_mode_enabled() else torch.inference_mode():
             logits = one_pass(self.backend, self.length)
         self.length, self.n_last = self.length + n_tokens, n_tokens
-        self.n_calls += 1
+        self.n_passes += 1
         return logits if logits.shape[-1] == self.vocab_size else logits[..., : self.vocab_size]
 
     def keep(self, path: list[int]) -> None:

@@ -145,7 +145,7 @@ def shifted(dtype: torch.dtype, shift: float) -> torch.nn.Module:
 def test_tokens_are_tested_however_large_the_logits_are(shift, copied, monkeypatch):
     """Drawn evenly they are an alarm, and drawn from the law they are none: most of them are tested."""
     if not copied:
-        monkeypatch.setattr(rounding, "_in_higher_precision", lambda model: model)
+        monkeypatch.setattr(Reference, "_higher", property(lambda reference: reference._model))
     target, sampling = shifted(torch.bfloat16, shift), Sampling(0.9, top_k=20)
     reference, right, wrong = Reference(target), ZSums(), ZSums()
     text = texts(torch.bfloat16, SAMPLINGS["no filter"], 3)[0]

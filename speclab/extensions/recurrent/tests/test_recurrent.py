@@ -145,7 +145,7 @@ def test_texts_are_those_of_decoding_token_by_token(family, k, length):
         assert {"all": n_accepted == n_drafted, "some": 0 < n_accepted < n_drafted, "none": n_accepted == 0}[accepted]
         one_by_one = family in ONE_BY_ONE
         assert target.n_replays == (0 if one_by_one else n_rejected)
-        passes = target.n_calls + target.n_replays + target.backend.n_single
+        passes = target.n_passes + target.n_replays + target.backend.n_single
         assert passes == len(rounds) + (n_drafted if one_by_one else n_rejected)
         assert drafter.models[0].n_replays == 0, "a draft keeps its states before every token"
 
