@@ -24,7 +24,7 @@ from speclab.core.sampling import GREEDY, NOT_FINITE, Drawn, Sampling, draw_draf
 from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.models.checking.uncached import distributions
 from speclab.models.family import check_draft_prompts
-from speclab.system.errors import EnvironmentProblem, setting
+from speclab.system.errors import EnvironmentProblem
 
 
 class ModelDrafter(Drafter):
@@ -51,7 +51,7 @@ class ModelDrafter(Drafter):
         """Read the prompt, (1, prompt length) ids. Raises EnvironmentProblem where the logits are not finite."""
         self._sampling, self._vocab_size = sampling, target.vocab_size
         if not self.draft.prefill(self.draft.replace_unknown(prompt)).amax().isfinite():
-            raise EnvironmentProblem(f"the draft model's logits are not finite; try {setting('dtype', 'float32')}")
+            raise EnvironmentProblem("the draft model's logits are not finite; try --dtype float32")
         self._not_fed, self._n_committed = [], self.draft.length
 
     @property

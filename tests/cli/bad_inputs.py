@@ -345,9 +345,9 @@ ROWS = [
     Row("-m tools.readme --chekc", 2, ("--chekc", "--help")),
     Row(f"{TRAIN} --minutes nan", 2, ("--minutes", "nan")),
     Row(f"{TRAIN} --rate 0", 2, ("--rate", "too small")),
-    Row(f"{TRAIN} --out loop", 3, ("loop", "no folder", "--out")),
+    Row(f"{TRAIN} --out loop", 3, ("loop", "File exists", "--out")),
     Row(f"{TRAIN} --out ''", 2, ("--out", "empty")),
-    Row(f"{TRAIN} --out file", 3, ("file", "no folder", "--out")),
+    Row(f"{TRAIN} --out file", 3, ("file", "File exists", "--out")),
     # --- benchmarks ---
     Row(f"{PEERS} -k 0", 2, ("-k 0", "1 or more")),
     Row(f"{PEERS} --draft suffix --prompt x", 2, ("--draft suffix", "must be a model")),

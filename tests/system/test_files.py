@@ -64,21 +64,12 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
     target = tmp_path / "file.json"
     target.write_text("old")
 
-    class Full:
-        def __init__(self, path, mode):
-            self.file = open(path, mode)  # noqa: SIM115
+    def write_a_part(path, data):
+        with open(path, "wb") as file:
+            file.write(data[:1])
+        raise stop
 
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            self.file.close()
-
-        def write(self, data):
-            self.file.write(data[:1])
-            raise stop
-
-    monkeypatch.setattr(files, "open", Full, raising=False)
+    monkeypatch.setattr(Path, "write_bytes", write_a_part)
     with pytest.raises(KeyboardInterrupt if isinstance(stop, KeyboardInterrupt) else EnvironmentProblem):
         files.write_whole(target, "new")
     assert target.read_text() == "old"
@@ -115,13 +106,6 @@ def test_what_cannot_be_written_is_found_beforehand(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(EnvironmentProblem, match="read-only"):
         files.check_writable(tmp_path / "file", "--json")
-
-
-def test_a_full_disk_is_found_beforehand(tmp_path, monkeypatch):
-    usage = files.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage._replace(free=files.LEAST_FREE - 1))
-    with pytest.raises(EnvironmentProblem, match="20 MiB are free; choose another folder with --out-dir"):
-        files.prepare_folder(tmp_path, "--out-dir")
 
 
 def test_what_was_written_is_said_at_the_end(tmp_path, capsys):
