@@ -39,28 +39,23 @@ def check_writable(path: Path, flag: str) -> None:
             pass
 
 
-def write_whole(path: Path, content: str | bytes) -> Path:
-    """Write a file whole or not at all, as `whole_file` does."""
-    with whole_file(path) as part:
-        part.write_bytes(content.encode(errors="replace") if isinstance(content, str) else content)
-    return path
-
-
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Give the name of a new file to write, which takes the place of `path` at the end. If anything fails or stops it
-    before that, the old file stays. A link is followed and stays; an old file's mode stays."""
+def write_whole(path: Path, content: str | bytes | Callable[[Path], object]) -> Path:
+    """Write a file whole or not at all: under a name of its own beside its place, then in its place. A link is followed
+    and stays; an old file's mode stays. content: what to write, or a function that writes the file of this name."""
     with _told(path, "choose another place"):
         target = _target(path)
         part = target.with_name(f".{secrets.token_hex(8)}.part")
         try:
-            yield part
+            if callable(content):
+                content(part)
+            else:
+                part.write_bytes(content.encode(errors="replace") if isinstance(content, str) else content)
             if target.exists():
                 shutil.copymode(target, part)
             part.replace(target)
-        except BaseException:
+        finally:
             part.unlink(missing_ok=True)
-            raise
+    return path
 
 
 def write_all(steps: Iterable[Callable[[], Path | None]], remark: str = "") -> None:
@@ -84,8 +79,6 @@ def _told(path: Path, advice: str) -> Iterator[None]:
 def _target(path: Path) -> Path:
     """Return the file that `path` means, links followed. Raises OSError where it is no file that may be written."""
     target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():
-        raise OSError(errno.EINVAL, "it is a folder or a device, no regular file")
-    if target.exists() and not os.access(target, os.W_OK):
-        raise OSError(errno.EACCES, "it is read-only")
+    if target.exists() and not (target.is_file() and os.access(target, os.W_OK)):
+        raise OSError(errno.EINVAL, "it is no regular file, or read-only")
     return target

@@ -133,23 +133,11 @@ def test_a_loop_begins_with_its_docstring_and_nothing_is_loaded_before_the_first
     assert first.startswith("from speclab.system import startup ")
 
 
-def test_what_errors_need_imports_nothing_heavy():
-    done = run(
-        "import sys; from speclab.cli import parsing; from speclab.system import errors, files, startup, terminal\n"
-        "print({'torch', 'transformers', 'numpy', 'tqdm'} & set(sys.modules))"
-    )
-    assert done.stdout == b"set()\n"
-
-
 # --- all of the lab ---
 
-TRACKED = subprocess.run("git ls-files -z '*.py'", shell=True, cwd=ROOT, capture_output=True, text=True)
-PATHS = [ROOT / name for name in TRACKED.stdout.split("\0") if name]  # none where this is no checkout
-SCRIPTS = [
-    path
-    for path in PATHS
-    if path.exists() and path != Path(__file__) and re.search(r"^def main\(", path.read_text("utf-8"), re.MULTILINE)
-]
+FOLDERS = (ROOT, *(ROOT / name for name in ("benchmarks", "speclab/extensions", "tools", "training")))
+PATHS = {path for folder in FOLDERS for path in folder.glob("*.py" if folder == ROOT else "**/*.py")}
+SCRIPTS = [path for path in sorted(PATHS) if re.search(r"^def main\(", path.read_text("utf-8"), re.MULTILINE)]
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
@@ -164,24 +152,16 @@ def test_every_script_reports_its_problems(path):
         assert text.index("import startup") < text.index("import torch\n"), "Ctrl-C during the imports"
 
 
-@pytest.mark.skipif(not PATHS, reason="needs a checkout with git")
-def test_there_are_scripts():
-    assert {"compare", "check", "gpu", "roofline", "heads", "count_rounds"} <= {p.stem for p in SCRIPTS}
-
-
 # --- the terminal ---
 
 
 def test_text_that_could_harm_the_terminal_is_shown_as_signs(capsys):
+    """The joiners of Persian, Hindi and emoji and a soft hyphen stay; what turns text around or hides it does not."""
     terminal.say("a\x1b]0;title\x07\u202e\udcff\tb\nc")
     terminal.note("d\x9b31m")
     assert tuple(capsys.readouterr()) == ("a␛]0;title␇‹202E›‹DCFF›\tb\nc\n", "d‹009B›31m\n")
-
-
-def test_characters_that_texts_need_are_shown_as_they_are():
-    """The joiners of Persian, Hindi and emoji, a soft hyphen; what turns text around or hides it is none of these."""
-    for text in ("می\u200cخواهم", "क्\u200dष", "👩\u200d💻", "soft\u00adhyphen", "\u0600١"):
-        assert terminal.harmless(text) == text
+    needed = "می\u200cخواهم क्\u200dष 👩\u200d💻 soft\u00adhyphen \u0600١"
+    assert terminal.harmless(needed) == needed
     hiding = "\u200b\u200e\u200f\u061c\u202a\u202e\u2060\u2064\u2066\u2069\ufeff\U000e0001\U000e0041\U000e007f"
     assert terminal.harmless(hiding) == "".join(f"‹{ord(char):04X}›" for char in hiding)
 
