@@ -13,8 +13,7 @@ def is_own(path: Path) -> bool:
 
 
 def make_folder() -> Path:
-    """Return the cache folder, made where it is missing. Raises OSError, with what to type, where it cannot be
-    made or others can write there."""
+    """Return the cache folder, made where it is missing. Raises OSError where that fails or others can write there."""
     usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "speclab"
     place = Path(os.environ.get(FOLDER) or usual)
     try:

@@ -38,10 +38,8 @@ def first_line(error: BaseException) -> str:
 
 
 def reports_problems(main: Callable[..., int | None]) -> Callable[..., int]:
-    """Wrap the main() of a script: what a user can solve becomes one line on stderr and an exit code.
-
-    A fault of the lab keeps its traceback. SIGTERM arrives as Ctrl-C does.
-    """
+    """Wrap the main() of a script: what a user can solve becomes one line on stderr and an exit code. A fault
+    of the lab keeps its traceback. SIGTERM arrives as Ctrl-C does."""
 
     @functools.wraps(main)
     def wrapped(*args: Any, **kwargs: Any) -> int:
@@ -82,8 +80,7 @@ def _run(main: Callable[..., int | None], *args: Any, **kwargs: Any) -> int:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        why = first_line(error)
-        return report(EnvironmentProblem(f"out of memory: {why}; use a smaller model or shorter texts"))
+        return report(EnvironmentProblem(f"out of memory: {first_line(error)}; use a smaller model or shorter texts"))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,10 +1,8 @@
 """Imported first by every script: says within a second what takes so long, and makes Ctrl-C during it one line.
 
-Nothing is measured yet, so the process ends on the spot, with exit code 130, or 3 where a library is missing.
-`reports_problems` takes over when main() runs. A module that is no script gets neither.
-
-Scripts and modules alike tell the threads of OpenMP to sleep between their jobs. By default a thread tests for
-milliseconds whether there is a next job, and beside another program it keeps the core that the other thread needs.
+`reports_problems` takes over when main() runs. A module that is no script gets neither. Both tell the threads of OpenMP
+to sleep between their jobs: by default a thread tests for milliseconds whether there is a next job, and beside another
+program it keeps the core that the other thread needs.
 """
 
 import os

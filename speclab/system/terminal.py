@@ -7,10 +7,7 @@ import contextlib
 import os
 import sys
 import unicodedata
-from typing import TYPE_CHECKING, TextIO
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
+from typing import Any, TextIO
 
 # These control and format characters stay: line ends and tabs, soft hyphen, the marks of Arabic and Syriac
 # numbers and verses, and the two joiners, without which Persian, Hindi and many emoji are written wrongly.
@@ -49,8 +46,8 @@ def wants_colour(stream: TextIO) -> bool:
     return is_animated(stream) and not os.environ.get("NO_COLOR")
 
 
-def progress(total: int, unit: str, title: str) -> "tqdm":
-    """Return a bar whose `update()` counts one more. Where none can be drawn, a line says once what begins."""
+def progress(total: int, unit: str, title: str) -> Any:
+    """Return a tqdm bar whose `update()` counts one more. Where none can be drawn, a line says once what begins."""
     from tqdm import tqdm  # here: check.py runs without it
 
     if not is_animated(sys.stderr):

@@ -16,14 +16,6 @@ from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem, rep
 ROOT = Path(__file__).parents[2]
 
 
-def ending(error: BaseException, capsys) -> tuple[int, str]:
-    @reports_problems
-    def main() -> None:
-        raise error
-
-    return main(), capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
@@ -39,30 +31,28 @@ def ending(error: BaseException, capsys) -> tuple[int, str]:
     ],
 )
 def test_what_a_user_can_mend_is_one_line(error, code, line, capsys):
-    assert ending(error, capsys) == (code, f"{line}\n" if line else "")
+    assert reports_problems(raises(error))() == code
+    assert capsys.readouterr().err == (f"{line}\n" if line else "")
+
+
+def raises(error: BaseException):
+    def main() -> None:
+        raise error
+
+    return main
 
 
 def test_a_fault_of_ours_keeps_its_traceback():
-    @reports_problems
-    def main() -> None:
-        raise ZeroDivisionError
-
     with pytest.raises(ZeroDivisionError):
-        main()
+        reports_problems(raises(ZeroDivisionError()))()
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("ignored", [False, True])
-def test_sigterm_arrives_as_ctrl_c_and_an_ignored_signal_stays_ignored(name, ignored, capsys):
-    number = getattr(signal, name)
+def test_sigterm_arrives_as_ctrl_c_and_an_ignored_signal_stays_ignored(number, ignored, capsys):
     before = signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
-
-    @reports_problems
-    def main() -> None:
-        os.kill(os.getpid(), number)
-
     try:
-        assert main() == (0 if ignored else 130)
+        assert reports_problems(lambda: os.kill(os.getpid(), number))() == (0 if ignored else 130)
     finally:
         signal.signal(number, before)
     assert capsys.readouterr().err == ("" if ignored else "stopped\n")

@@ -21,25 +21,19 @@ def names(folder: Path) -> list[str]:
 # --- writing ---
 
 
-def test_a_link_stays_and_its_file_is_written(tmp_path):
-    for real in (tmp_path / "real.json", tmp_path / "not-there-yet.json"):
-        link = tmp_path / f"to-{real.name}"
-        link.symlink_to(real.name)
-        assert files.write_whole(link, "new") == link
-        assert link.is_symlink()
-        assert real.read_text() == "new"
-        assert not real.is_symlink()
-
-
-def test_an_old_file_keeps_its_mode_and_a_new_one_obeys_the_umask(tmp_path):
-    old = tmp_path / "old"
+def test_a_link_stays_and_its_file_is_written_with_its_mode_or_the_usual_one(tmp_path):
+    old = tmp_path / "old.json"
     old.write_text("x")
     old.chmod(0o600)
     before = os.umask(0o027)
     try:
-        for path, mode in ((old, 0o600), (tmp_path / "new", 0o640)):
-            files.write_whole(path, b"y")
-            assert stat.S_IMODE(path.stat().st_mode) == mode
+        for real, mode in ((old, 0o600), (tmp_path / "new.json", 0o640)):
+            link = tmp_path / f"to-{real.name}"
+            link.symlink_to(real.name)
+            assert files.write_whole(link, "new") == link
+            assert link.is_symlink()
+            assert not real.is_symlink()
+            assert (real.read_text(), stat.S_IMODE(real.stat().st_mode)) == ("new", mode)
     finally:
         os.umask(before)
 
