@@ -1,8 +1,8 @@
 """The questions that the lab asks of a family of models, once for each model, and the families that there are.
 
 `Family` itself stands for a decoder alone, whose layers keep keys and values of each token, so that a rollback drops
-the last ones. An extension adds a family with other passes, another cache or another room: a subclass, named in its
-register.py by `extensions.add_family`. What no family claims is treated as a decoder alone, and
+the last ones. An extension adds a family with other passes, another cache or another room: a subclass, named by its
+register.py in `extensions.FAMILIES`. What no family claims is treated as a decoder alone, and
 speclab/models/checking/checks.py proves whether it is one.
 """
 

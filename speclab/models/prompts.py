@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic_core import from_json
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from speclab.models.names import LAB_TEXTS, PROMPTS
 from speclab.system import files
-from speclab.system.errors import EnvironmentProblem, UsageProblem, first_line, setting
+from speclab.system.errors import EnvironmentProblem, UsageProblem, first_line
 from speclab.system.terminal import harmless
 
 KINDS = ("code", "prose", "copy")
@@ -88,7 +89,7 @@ def read_texts(name: str) -> list[tuple[str, Messages]]:
     for number, line in enumerate(_read(str(path)).split("\n"), 1):
         if line.strip():
             try:
-                texts.append(_text(files.parse_json(line), " ".join(harmless(path.stem).split())[:LONGEST_KIND]))
+                texts.append(_text(from_json(line), " ".join(harmless(path.stem).split())[:LONGEST_KIND]))
             except ValueError as error:
                 raise UsageProblem(
                     f"line {number} of {name}: {str(error)[:200]}; give lines such as "
@@ -155,15 +156,15 @@ def chats_ids(chats: list[Messages], tokenizer: PreTrainedTokenizerBase) -> list
     template, and EnvironmentProblem where it cannot be used."""
     if not tokenizer.chat_template:
         raise UsageProblem(
-            f"the target's tokenizer has no chat template; give bare texts without {setting('chat')} and "
-            f"{setting('texts')}, or choose a model with one"
+            "the target's tokenizer has no chat template; give bare texts without --chat and "
+            "--texts, or choose a model with one"
         )
     try:
         made = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
     except Exception as error:  # a template is a program, and may raise anything
         raise EnvironmentProblem(
             f"the chat template of the target's tokenizer cannot be used: {type(error).__name__}: {first_line(error)}; "
-            f"use {setting('no_chat')}, or correct the template"
+            f"use --no-chat, or correct the template"
         ) from None
     return [_ids(tokenizer, str(text), add_special_tokens=False) for text in made]  # the template has written those
 

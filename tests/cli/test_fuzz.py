@@ -22,7 +22,6 @@ from speclab.system.errors import EnvironmentProblem, Problem
 from tools import blocks
 
 MANY = settings(max_examples=60)
-FEW = settings(MANY, max_examples=25)
 ODD = ["", " ", ".", "..", "-", "...", "~", "a/b", "../x", "/", "a\0b", "\x1b[31m", "two\nlines", "\u202e", "\ud800"]
 NAMES = st.one_of(
     st.sampled_from([*ODD, "ü" * 128, "n" * 255, "n" * 256, "lab:", "lab:1b", "dial:nan", "somebody/model"]),
@@ -121,16 +120,7 @@ def test_prompts_are_ids_or_a_problem(tokenizer, data, typed):
 # --- generation settings ---
 
 SETTINGS = st.sampled_from(
-    [
-        "temperature",
-        "top_k",
-        "repetition_penalty",
-        "eos_token_id",
-        "bad_words_ids",
-        "forced_eos_token_id",
-        "max_length",
-        "x",
-    ]
+    ["temperature", "top_k", "eos_token_id", "bad_words_ids", "forced_eos_token_id", "max_length", "x"]
 )
 
 

@@ -128,7 +128,7 @@ REFUSED = {
     "infinity": (lambda _: with_norm(torch.inf), "not finite"),
     "one id": (lambda _: tiny("llama", vocab_size=1), "too few to decode with"),
     "12 positions": (lambda _: tiny("llama", max_position_embeddings=12), "too few to decode with"),
-    "far from 0": (far_from_0, 'nothing could be proved; use dtype="float32"'),
+    "far from 0": (far_from_0, "nothing could be proved; use --dtype float32"),
     "changing logits": (changing, "other logits for the same text"),
     "kept tokens": (keeping, "llama keeps a state that cannot be rolled back"),
     "steps": (wrong_in_steps, "computes other logits with it"),

@@ -144,7 +144,7 @@ def test_a_chat_begins_with_one_special_token_and_ends_where_the_model_answers(t
 )
 def test_a_template_that_cannot_be_used_is_one_line(tokenizer, template, said):
     tokenizer.chat_template = template
-    with pytest.raises(EnvironmentProblem, match=r"chat template .* cannot be used: .*no_chat") as caught:
+    with pytest.raises(EnvironmentProblem, match=r"chat template .* cannot be used: .*--no-chat") as caught:
         prompts.encode([("x", "hello")], tokenizer, chat=True)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -156,7 +156,7 @@ def test_a_template_that_writes_nothing_and_one_that_is_not_there(tokenizer):
     with pytest.raises(UsageProblem, match="empty"):
         prompts.encode([("x", "hello")], tokenizer, chat=True)
     tokenizer.chat_template = None
-    with pytest.raises(UsageProblem, match="has no chat template; give bare texts without chat"):
+    with pytest.raises(UsageProblem, match="has no chat template; give bare texts without --chat"):
         prompts.encode(prompts.read_texts("served"), tokenizer, chat=True)
 
 

@@ -29,7 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from speclab.models.memory import USABLE, free_memory
 from speclab.models.padded import sizes
 from speclab.models.padded.sizes import Shape
-from speclab.system.errors import EnvironmentProblem, setting
+from speclab.system.errors import EnvironmentProblem
 
 SPREAD = 0.02  # standard deviation of random weights; what Llama is initialised with
 
@@ -51,7 +51,7 @@ def check_memory(name: str, n_parameters: int, device: torch.device, dtype: torc
     if free is not None and needed > USABLE * free:
         raise EnvironmentProblem(
             f"{name} needs {needed / 1e9:.1f} GB ({copies} x the weights), and of the {free / 1e9:.1f} GB free on "
-            f"{device.type} a tenth stays free; use a smaller one, or {setting('dtype', 'bfloat16')}"
+            f"{device.type} a tenth stays free; use a smaller one, or --dtype bfloat16"
         )
 
 
