@@ -123,13 +123,11 @@ def lookups() -> list[str]:
 
 
 def shown() -> str:
-    from tabulate import tabulate  # here: to decode takes no tables
-
     rows = [(kind.usage, kind.help + ", trained" * kind.trained) for kind in kinds().values()]
     rows.append(("lab:SIZE", "the lab's draft model padded to the price of a larger one, as in lab:50m"))
     rows.append((", ".join(sources.usages()), "any causal language model with the target's tokenizer"))
     trained = "What is called trained comes with the lab for its own target; python -m training.heads trains others."
-    return f"{tabulate(rows, tablefmt='plain')}\n{trained}"
+    return "\n".join([*(f"{usage:<28}  {help}" for usage, help in rows), trained])
 
 
 def is_mistyped(text: str) -> bool:
@@ -213,8 +211,11 @@ def model_choice(text: str, place: str | None = None) -> Choice:
     """Return a draft model by its folder or hub name, `place` where it is not what was typed."""
     if place is None:
         loading.check_place(text)
-    made = lambda setup, seed: ModelDrafter(setup.load_draft(place or text))  # noqa: E731
-    return Choice(text, loading.short_name(text), made, is_model=True, can_branch=True, in_hybrid=True)
+
+    def build(setup: Setup, seed: int) -> Drafter:
+        return ModelDrafter(setup.load_draft(place or text))
+
+    return Choice(text, loading.short_name(text), build, is_model=True, can_branch=True, in_hybrid=True)
 
 
 def read_model(argument: str, text: str) -> Choice:
@@ -267,14 +268,12 @@ def read_feature(argument: str, text: str) -> Choice:
 def read_hybrid(argument: str, text: str) -> Choice:
     """Read LOOKUP+MODEL."""
     first, _, second = (argument or USUAL_HYBRID).partition("+")
-    parts = [read(first), read(second)] if first in lookups() and second else []
+    parts: Any = (read(first), read(second)) if first in lookups() and second else ()
     if not parts or not parts[1].in_hybrid:
         known, usual = " or ".join(lookups()), f"hybrid:{USUAL_HYBRID}"
         raise UsageProblem(f"{text}: give a lookup ({known}) and a draft with a model, for example {usual}")
-
     name = f"hybrid:{parts[0].name}+{parts[1].name}" if argument else text
-    made = lambda setup, seed: HybridDrafter(*(part.make(setup, seed) for part in parts))  # noqa: E731
-    return Choice(text, name, made, parts=tuple(parts))
+    return Choice(text, name, lambda *at: HybridDrafter(parts[0].make(*at), parts[1].make(*at)), parts)
 
 
 def read_dial(argument: str, text: str) -> Choice:
@@ -287,11 +286,13 @@ def read_dial(argument: str, text: str) -> Choice:
     model = None if cost == "free" else read(cost or "model")
     if model and not model.is_model:
         raise UsageProblem(f"{text}: give the model whose cost the dial takes, for example dial:0.8:model")
-
-    name = f"dial:{number}" + (f":{loading.short_name(cost)}" if cost else "")
-    no_auto = f"it chooses by what was accepted, and {text} replays the text"
-    made = lambda setup, seed: Dial(accuracy, model and model.make(setup, seed), seed)  # noqa: E731
-    return Choice(text, name, made, no_auto=no_auto, only_greedy=needs_greedy())
+    return Choice(
+        text,
+        f"dial:{number}" + (f":{loading.short_name(cost)}" if cost else ""),
+        lambda setup, seed: Dial(accuracy, model and model.make(setup, seed), seed),
+        no_auto=f"it chooses by what was accepted, and {text} replays the text",
+        only_greedy=needs_greedy(),
+    )
 
 
 add("model", read_model, "the lab's own draft model, a tenth of the target's size", True)
