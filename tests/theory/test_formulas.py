@@ -268,8 +268,8 @@ TRUE_SKEWED = 2 * math.exp(0.25**2 / 2 + 0.5 * 0.4 * 0.25)
     ("data", "truth", "least", "most"), [(fixed_budget, TRUE_FIXED, 0.94, 0.96), (skewed, TRUE_SKEWED, 0.91, 0.97)]
 )
 def test_coverage_at_24_prompts(data, truth, least, most):
-    """94 % to 96 % with data like a comparison's own; with skewed data less, since a sample does not know its tails. 2000
-    seeded trials know the coverage to 0.5 points."""
+    """94 % to 96 % with data like a comparison's own; less with skewed data, since a sample does not know its tails.
+    2000 seeded trials know the coverage to 0.5 points."""
     generator, covered = np.random.default_rng(24), 0
     for trial in range(2000):
         low, high = ratio_interval(*data(generator, 24), resamples=300, seed=trial)
