@@ -180,7 +180,7 @@ def kept(logits: Tensor, deviation: Tensor, sampling: Sampling) -> tuple[Tensor,
     possible = (ordered >= -slack - NEVER) & (ordered >= ordered[:, n - 1 : n] - slack)
     sure = possible & (deviation <= RESOLVED) & (ordered - slack > next_one)
     if sampling.top_p < 1:
-        # The share of the tokens before each one, after top-k, at most and at least: with all logits off at their worst.
+        # The share of the tokens before each one, after top-k, with all logits off at their worst.
         weights, worst = ordered.exp().where(torch.arange(ordered.shape[-1]) < n, 0.0), slack.exp()
         up_to = torch.nn.functional.pad((weights / weights.sum(-1, keepdim=True)).cumsum(-1), (1, 0))  # (n, vocab + 1)
         surely = up_to.gather(-1, torch.searchsorted(-ordered, -ordered - slack))  # of those above by any rounding
