@@ -28,7 +28,6 @@ SEPARATOR = "%%"
 EMPTY = "a prompt is empty; give at least one word, for example 'def main():'"
 LARGEST_FILE = 16 * 2**20  # bytes; no model here reads a text of that length
 ROLES = ("system", "user", "assistant")
-RESERVED = ("all", "not looping")  # names of groups of rows
 LONGEST_KIND = 24
 
 Messages = list[dict[str, str]]
@@ -108,8 +107,8 @@ def _text(entry: Any, stem: str) -> tuple[str, Messages]:
     kind, messages = entry.get("kind", stem), entry.get("messages", [{"role": "user", "content": entry.get("prompt")}])
     if not isinstance(kind, str) or not kind.strip() or not kind.isprintable() or len(kind) > LONGEST_KIND:
         raise ValueError(f"its kind is no word of 1 to {LONGEST_KIND} characters")
-    if kind in RESERVED:
-        raise ValueError(f"its kind is {kind!r}, which names a group of rows")
+    if kind == "all":
+        raise ValueError('its kind is "all", which names a group of rows')
     right = isinstance(messages, list) and all(
         isinstance(message, dict)
         and message.keys() == {"role", "content"}
