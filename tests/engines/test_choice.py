@@ -119,7 +119,7 @@ def test_an_engine_that_loses_what_was_rolled_back_is_refused(monkeypatch):
 
 def loses_its_last_key(backend: c_pass.CBackend, n_tokens: int, length: int) -> None:
     if n_tokens:
-        keys, _ = row_of(backend.text, length - n_tokens - 1)
+        keys, _ = row_of(backend, length - n_tokens - 1)
         with torch.inference_mode():
             keys.zero_()
 

@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from speclab.engines.c_pass import AT_ONCE, Pass, Text
+from speclab.engines.c_pass import AT_ONCE, Pass
 from speclab.engines.eager import layer_outputs
 from speclab.engines.parts import FAMILIES, parts_of
 from speclab.models import engine_choice
@@ -28,8 +28,8 @@ TURNED = ("phi3, some turned", "gpt_neox")  # four of six numbers of a head
 
 
 def test_the_cases_are_what_they_are_called():
-    assert [packed(tiny(case)).angles[0](torch.arange(3))[0].shape for case in TURNED] == [(3, 2)] * 2
-    assert packed(tiny("smollm3")).rotary[1] is None
+    assert [packed(tiny(case)).model.turned for case in TURNED] == [4, 4]
+    assert packed(tiny("smollm3")).layers[1].rotary == 0
     assert {layer.window for layer in packed(tiny("gemma3_text")).layers} == {0, WINDOW}
     assert packed(tiny("olmo2")).model.whole_norms
     for case in ("llama with biases", "qwen2", "gpt2", "gpt_neox"):
@@ -103,8 +103,7 @@ def test_several_texts_in_one_pass_are_each_alone(case):
     """Texts of other lengths, their tokens in turns; logits are asked of some, in another order."""
     model, packing = tiny(case), packed(tiny(case))
     ids, lengths, width = [text_of(model, n, seed=n) for n in (4, 63, 90)], (1, 60, 86), 3
-    texts = [Text(packing) for _ in ids]
-    packing.reach(90)
+    texts = [packing.start() for _ in ids]
     for i in range(max(lengths) + width):
         now = [(t, i) for t, n in enumerate(lengths) if i < n]  # every text that is not yet so long, by one token
         now += [(t, lengths[t] + j) for t in range(3) for j in range(width)] if i >= max(lengths) else []
@@ -122,13 +121,12 @@ def several(packing, texts, ids, now):
     """A pass over tokens, each (number of its text, row). -> (tokens, ids) logits, the last token's first"""
     for t, row in now:
         texts[t].reserve(row + 1)
-    numbers = torch.tensor([[t, row, row, row + 1, len(now) - 1 - i] for i, (t, row) in enumerate(now)]).int()
-    columns = [column.contiguous() for column in numbers.T]
+    tokens = torch.tensor([[t, row, row, row + 1] for t, row in now], dtype=torch.int32)
     chosen = torch.tensor([ids[t][0, row] for t, row in now])
     pages = (ctypes.c_void_p * 3)(*(ctypes.addressof(text.addresses) for text in texts))
-    given = Pass(first=0, end=len(packing.layers), ids=chosen.data_ptr(), pages=ctypes.addressof(pages))
-    given.text, given.position, given.row, given.whole, given.wanted = (column.data_ptr() for column in columns)
-    return packing.run(given, len(now), len(now), {})[0]
+    given = Pass(m=len(now), first=0, end=len(packing.layers), ids=chosen.data_ptr(), pages=ctypes.addressof(pages))
+    given.token = tokens.data_ptr()
+    return packing.run(given, range(len(now))[::-1], {})[0]
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma2", "gpt2"])

@@ -193,15 +193,13 @@ class Diary:
         held = kwargs["past_key_values"].get_seq_length()
         self._write(kwargs["input_ids"][0].tolist(), held)
 
-    def _note_c(self, given: Pass, m: int, *more) -> Tensor:
+    def _note_c(self, given: Pass, *more) -> Tensor:
         """Positions, rows and what is read follow each other, from the length of the text on."""
-        ids = list((ctypes.c_int64 * m).from_address(given.ids))
-        positions, rows, whole = (
-            list((ctypes.c_int32 * m).from_address(at)) for at in (given.position, given.row, given.whole)
-        )
-        assert positions == rows == [n - 1 for n in whole] == list(range(rows[0], rows[0] + m))
-        self._write(ids, rows[0])
-        return self._run(given, m, *more)
+        ids = list((ctypes.c_int64 * given.m).from_address(given.ids))
+        tokens = [list(one) for one in (ctypes.c_int32 * 4 * given.m).from_address(given.token)]
+        assert tokens == [[0, row, row, row + 1] for row in range(tokens[0][2], tokens[0][2] + given.m)]
+        self._write(ids, tokens[0][2])
+        return self._run(given, *more)
 
     def _write(self, tokens: list[int], held: int) -> None:
         start = self._cached.length if held else 0  # a new prompt forgets what was held

@@ -27,7 +27,7 @@ from transformers.cache_utils import Cache
 from speclab.engines.cuda import graphs
 from speclab.engines.cuda.buffers import WrittenInPlace, kv_shapes
 from speclab.engines.cuda.kernels import Kernels, usable_compiler
-from speclab.engines.eager import decoder_layers, layer_outputs, move_rows
+from speclab.engines.eager import TextBackend, decoder_layers, layer_outputs, move_rows
 from speclab.engines.windows import masks, window_of
 from speclab.models.family import context_length
 
@@ -206,14 +206,12 @@ def rows_read(total: int, capacity: int) -> int:
     return min(rows, capacity)
 
 
-class GraphBackend:
+class GraphBackend(TextBackend):
     """A model on CUDA graphs at work on one text."""
 
-    n_replays = n_single = 0
-
     def __init__(self, graphed: GraphedModel, hidden_layers: Iterable[int] = ()):
-        self._graphed, self._hidden_layers = graphed, hidden_layers
-        self.hidden: dict[int, Tensor] = {}
+        super().__init__(hidden_layers)
+        self._graphed = graphed
         self._release: Callable[[], object] | None = None  # gives the graph cache back
 
     def prefill(self, prompt: Tensor) -> Tensor:
@@ -256,14 +254,8 @@ class GraphBackend:
         self.hidden = {layer: outputs[1 + layer] for layer in self._hidden_layers}
         return outputs[0].clone()
 
-    def keep(self, length: int, rows: Tensor) -> None:
-        """Of the tokens behind `length`, those of the last pass, move these (n,) to the front, and their hidden states
-        with them."""
+    def move(self, length: int, rows: Tensor) -> None:
         move_rows(self._buffers.keys + self._buffers.values, length, rows)
-        self.hidden = {layer: states[:, rows] for layer, states in self.hidden.items()}
-
-    def crop(self, n_tokens: int, length: int) -> None:
-        """Nothing to do: rows after the length are never read."""
 
     def _replayed(self, tokens: Tensor, length: int) -> list[Tensor]:
         """Logits, and the outputs of the layers that are kept, of one pass; the next one may write to the same

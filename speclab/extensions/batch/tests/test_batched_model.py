@@ -57,7 +57,7 @@ def spoil(batch: BatchedModel) -> None:
     with torch.inference_mode():
         for row, length in enumerate(batch.lengths):
             if isinstance(batch._buffers, RowPages):
-                text = batch._buffers.rows[row].text
+                text = batch._buffers.rows[row]
                 for place in range(length, len(text.pages) * text._model.page):
                     for part in row_of(text, place):
                         part.fill_(torch.nan)
@@ -189,7 +189,7 @@ def test_what_is_not_of_a_text_counts_for_nothing(engine):
             spoil(batch)
             with torch.inference_mode():
                 parts = [part[2] for part in batch._buffers.keys + batch._buffers.values] if engine == "eager" else []
-                for part in parts or batch._buffers.rows[2].text.pages:
+                for part in parts or batch._buffers.rows[2].pages:
                     part.fill_(torch.nan)
         found.append(batch.forward(next_tokens(batch, 3)))
     assert torch.equal(found[0][:2], found[1][:2])
