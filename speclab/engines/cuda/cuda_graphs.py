@@ -17,7 +17,7 @@ Everything but the recording itself is tested without a GPU
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -95,9 +95,7 @@ class GraphedModel:
 
     def width_for(self, n_tokens: int) -> int:
         """The smallest prepared width that holds so many tokens; where there is none, this number becomes a width."""
-        if n_tokens == 1:
-            return 1
-        if not any(width >= n_tokens for width in self.widths):
+        if n_tokens > max(self.widths):
             self.widths.add(n_tokens)
         return min(width for width in self.widths if width >= n_tokens)
 
@@ -233,41 +231,37 @@ class GraphBackend(TextBackend):
         More tokens than the run has prepared a pass for, which a draft that waited for many rounds catches up with, are
         several replays: recording takes longer than all of them.
         """
-        most = self._graphed.most_at_once or tokens.shape[1]
-        outputs = self._replayed(tokens[:, :most], length)
-        for done in range(most, tokens.shape[1], most):
-            before = [output.clone() for output in outputs]
-            after = self._replayed(tokens[:, done : done + most], length + done)
-            outputs = [torch.cat(pair, dim=1) for pair in zip(before, after, strict=True)]
-        logits, *hidden = outputs
-        self.hidden = dict(zip(self._hidden_layers, hidden, strict=True))
-        return logits.clone()
+        n, most, logits, states = tokens.shape[1], self._graphed.most_at_once, [], []
+        if not most or n <= most:
+            return self._replayed(tokens, length)
+        for done in range(0, n, most):
+            logits.append(self._replayed(tokens[:, done : done + most], length + done))
+            states.append({layer: part.clone() for layer, part in self.hidden.items()})
+        self.hidden = {layer: torch.cat([part[layer] for part in states], dim=1) for layer in self._hidden_layers}
+        return torch.cat(logits, dim=1)
 
     step = forward  # what stands behind the text is overwritten anyway
 
     def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
         """The same as `forward`, but each token has its position (1, m), and the mask (1, 1, m, length + m) says what
         it reads."""
-        width = self._graphed.width_for(tokens.shape[1])
-        self._reserve(length + width, length)
-        outputs = self._buffers.run(tokens, length, width, (positions, mask))
-        self.hidden = {layer: outputs[1 + layer] for layer in self._hidden_layers}
-        return outputs[0].clone()
+        return self._replayed(tokens, length, (positions, mask))
 
     def move(self, length: int, rows: Tensor) -> None:
         move_rows(self._buffers.keys + self._buffers.values, length, rows)
 
-    def _replayed(self, tokens: Tensor, length: int) -> list[Tensor]:
-        """Logits, and the outputs of the layers that are kept, of one pass; the next one may write to the same
-        place."""
-        width = self._graphed.width_for(tokens.shape[1])
-        if length + width > self._graphed.most_positions:
-            self._reserve(length + tokens.shape[1], length)
-            outputs: Sequence[Tensor] = self._buffers.once(tokens, length)  # there are no positions for padding
+    def _replayed(self, tokens: Tensor, length: int, masked: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Logits of one pass, and `hidden`, to which the next pass may write."""
+        n, graphed = tokens.shape[1], self._graphed
+        width = graphed.width_for(n)
+        if masked is None and length + width > graphed.most_positions:  # there are no positions for padding
+            self._reserve(length + n, length)
+            logits, *states = self._buffers.once(tokens, length)
         else:
             self._reserve(length + width, length)
-            outputs = self._buffers.run(tokens, length, width)
-        return [outputs[0], *(outputs[1 + layer] for layer in self._hidden_layers)]
+            logits, *states = self._buffers.run(tokens, length, width, masked)
+        self.hidden = {layer: states[layer] for layer in self._hidden_layers}
+        return logits.clone()
 
     def _reserve(self, total: int, length: int) -> None:
         """Make room for `total` tokens, twice as many as before if the model has them; keep the first `length`."""
