@@ -189,7 +189,7 @@ typedef struct {
   int rotaries, turned;                /* tables of frequencies; numbers of a head that they turn */
   int centred, whole_norms;            /* norms take a mean off; those of queries and keys are over all heads at once */
   int gated, activation, parallel;     /* of the MLP, which stands behind attention or parallel to it */
-  int beside, start_normed;            /* a draft's head reads embeddings beside states, and may begin with their norm */
+  int beside, start_normed;            /* a draft's head reads embeddings beside states; its stream may start normed */
   float epsilon, attention_scale, attention_cap, logit_cap, embedding_scale;
   const float *embeddings, *places;    /* (ids, hidden), (positions, hidden) or NULL */
   const float *frequencies, *factors;  /* (rotaries, turned / 2), (rotaries): of cosines and sines */
@@ -359,8 +359,8 @@ static void run_pass(const Pass *P, float *shared, int me, int n, Team *team) {
   int rows = 0;
   for (int i = 0; i < m; i++) rows = P->token[i].whole > rows ? P->token[i].whole : rows;
   rows += P->masked + 2 * PAGE; /* scores of whole pages */
-  float *own = malloc(sizeof(float) * (m * (up_to(2 * H) + up_to(H) + CHUNK * L) + rows)); /* of this thread alone */
-  float *scores = own;
+  const long numbers = m * (up_to(2 * H) + up_to(H) + CHUNK * L) + rows;
+  float *own = malloc(sizeof(float) * numbers), *scores = own; /* of this thread alone */
   const Rows x = take(&scores, m, M->beside ? 2 * H : H), normed = take(&scores, m, H);
   const Rows factors = take(&scores, m, CHUNK * L);
   for (long i = FROM(m); i < TO(m); i++) embed(P, i, row(stream, i), row(turns, i));
@@ -431,15 +431,14 @@ static int one_pass(const Pass *P, int threads) {
   return 1;
 }
 /* A pass, or with k > 0 a chain over one text: k passes, each over the most probable one of the first n ids after the
-   pass before, the first among equals, one that is no number before all. tokens, highest: (k) these and their logits. */
+   pass before: the first among equals, no number before all. tokens, highest: (k) these ids and their logits. */
 int forward(Pass *P, int threads, int k, int n, int64_t *tokens, float *highest) {
-  static const int32_t only = 0;
   if (!one_pass(P, threads)) return 0;
   for (int i = 0; i < k; i++) {
     int best = 0;
     for (int j = 1; j < n; j++) if (P->logits[j] > P->logits[best] || P->logits[j] != P->logits[j]) best = j;
     tokens[i] = best, highest[i] = P->logits[best];
-    P->ids = tokens + i, P->token += P->m, P->wanted = &only, P->m = 1;
+    P->ids = tokens + i, P->token += P->m, P->wanted = &P->token->text, P->m = 1; /* of one text: 0 */
     if (i < k - 1 && !one_pass(P, threads)) return 0;
   }
   return 1;
