@@ -10,8 +10,21 @@ from speclab.engines.c_pass import AT_ONCE, Pass
 from speclab.engines.eager import layer_outputs
 from speclab.engines.parts import FAMILIES, parts_of
 from speclab.models import engine_choice
-from tests.engines.families import CASES, WINDOW, check_passes, made, on_c, packed, text_of, tiny, uncached
+from tests.engines.families import (
+    CASES,
+    WINDOW,
+    check_passes,
+    made,
+    on_c,
+    on_engine,
+    packed,
+    text_of,
+    tiny,
+    uncached,
+)
 from tests.tiny_models import assert_close
+
+EAGER = ("eager llama", "eager mistral", "eager gemma3_text", "eager gpt2")
 
 
 def test_every_family_is_tried():
@@ -19,9 +32,9 @@ def test_every_family_is_tried():
 
 
 @pytest.mark.parametrize("n_prompt", [20, AT_ONCE + 70])  # within a page and across; several calls
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *EAGER])
 def test_logits_are_the_librarys(case, n_prompt):
-    check_passes(tiny(case), n_prompt)
+    check_passes(on_engine(case), n_prompt)
 
 
 TURNED = ("phi3, some turned", "gpt_neox")  # four of six numbers of a head
@@ -59,10 +72,11 @@ def path_to(node: int) -> list[int]:
 
 
 @pytest.mark.parametrize("n_prompt", [5, 61, AT_ONCE - 4])  # within the window, over the end of a page, later
-@pytest.mark.parametrize("case", ["llama", "mistral", "gemma3_text", "qwen2", "gpt2", "gpt_neox", "smollm3"])
+@pytest.mark.parametrize("case", ["llama", "mistral", "gemma3_text", "qwen2", "gpt2", "gpt_neox", "smollm3", *EAGER])
 def test_every_token_of_a_tree_gets_the_logits_of_its_branch(case, n_prompt):
     """And where one branch is kept, the text goes on as after that branch alone; nothing of the others is read."""
-    model, cached = tiny(case), on_c(tiny(case))
+    cached = on_engine(case)
+    model = cached.model
     text, tree = text_of(model, n_prompt + 9), text_of(model, 1 + len(PARENTS), seed=2)
     cached.hidden_layers = (0, 1)
     for deepest in (9, 8, 3, 11):
