@@ -118,14 +118,15 @@ class GraphedModel:
 class GraphCache:
     """Keys and values of one text, allocated once, and the graphs recorded over them.
 
-    keys, values: (1, kv heads, capacity, head width) each, one for every layer. places: (1, capacity), the positions of
-    their rows.
+    keys, values: (1, kv heads, capacity, head width) each, one for every layer. places: (2, capacity), the positions of
+    their rows, none higher than the model has, and the rows.
     """
 
     def __init__(self, graphed: GraphedModel, capacity: int):
         dtype, device = graphed.model.dtype, graphed.model.device
         self._graphed, self.capacity, self.dtype, self.device = graphed, capacity, dtype, device
-        self.places = torch.arange(capacity, device=device)[None]
+        rows = torch.arange(capacity, device=device)
+        self.places = torch.stack([rows.clamp(max=graphed.most_positions - 1), rows])
         # Rows stand first in memory: the first ones of any number are one piece.
         self.keys, self.values = (
             [torch.zeros(capacity, n, width, dtype=dtype, device=device).transpose(0, 1)[None] for n, width in side]
@@ -169,21 +170,15 @@ class GraphCache:
         graph.replay()
         return [output[:, :n_tokens] for output in graph.outputs]
 
-    def once(self, ids: Tensor, length: int) -> tuple[Tensor, ...]:
-        """The same pass without a graph."""
-        total = length + ids.shape[1]
-        mask = self.mask(ids.shape[1], length, self._rows(total))
-        return self._graphed.forward(ids, self.places[:, length:total].expand(2, -1), mask, self)
-
     def _rows(self, total: int) -> int:
         return rows_read(total, self.capacity)
 
     def _graph(self, width: int, rows: int) -> graphs.Graph:
         if (width, rows) not in self.graphs:
             # Warm-ups write keys and values like any pass: at the last rows, which are not alive while width fits.
-            length = max(0, min(rows, self._graphed.most_positions) - width)
+            length = max(0, rows - width)
             ids = torch.zeros(1, width, dtype=torch.long, device=self.device)
-            places = self.places[:, length : length + width].repeat(2, 1)
+            places = self.places[:, length : length + width].clone()
             mask = self.mask(width, length, rows).clone()
             replay, outputs = graphs.capture(lambda: self._graphed.forward(ids, places, mask, self))
             self.graphs[width, rows] = graphs.Graph(replay, [ids, places, mask], outputs)
@@ -252,14 +247,9 @@ class GraphBackend(TextBackend):
 
     def _replayed(self, tokens: Tensor, length: int, masked: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """Logits of one pass, and `hidden`, to which the next pass may write."""
-        n, graphed = tokens.shape[1], self._graphed
-        width = graphed.width_for(n)
-        if masked is None and length + width > graphed.most_positions:  # there are no positions for padding
-            self._reserve(length + n, length)
-            logits, *states = self._buffers.once(tokens, length)
-        else:
-            self._reserve(length + width, length)
-            logits, *states = self._buffers.run(tokens, length, width, masked)
+        width = self._graphed.width_for(tokens.shape[1])
+        self._reserve(length + width, length)
+        logits, *states = self._buffers.run(tokens, length, width, masked)
         self.hidden = {layer: states[layer] for layer in self._hidden_layers}
         return logits.clone()
 
@@ -276,13 +266,14 @@ class GraphBackend(TextBackend):
         """Take a graph cache that is free and large enough, or a new one of the wished size, or of the model's
         positions where they are fewer. It is given back when outgrown, or when this backend is gone."""
         graphed = self._graphed
-        capacity = max(needed, min(wished, graphed.most_positions))
+        most = graphed.most_positions + max(graphed.widths)  # a pass at the last positions is padded, too
+        capacity = max(needed, min(wished, most))
         if self._release is not None:
             self._release()
         if fitting := [cache for cache in graphed.free if cache.capacity >= capacity]:
             chosen = max(fitting, key=lambda cache: len(cache.graphs))
             graphed.free.remove(chosen)
         else:
-            rows = max(capacity, min(graphed.longest, graphed.most_positions))
+            rows = max(capacity, min(graphed.longest, most))
             chosen = GraphCache(graphed, -(-rows // BUCKET) * BUCKET)
         self._buffers, self._release = chosen, weakref.finalize(self, graphed.free.append, chosen)
