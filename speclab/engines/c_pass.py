@@ -128,6 +128,9 @@ class CModel:
         for layer, window in zip(self.layers, self._windows, strict=True):
             layer.window = min(window, most)
 
+    def prepare(self, widths: Iterable[int], longest: int) -> None:
+        """Nothing to do: any width and length runs."""
+
     def start(self, hidden_layers: Iterable[int] = ()) -> "CBackend":
         return CBackend(self, hidden_layers)
 

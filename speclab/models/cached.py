@@ -121,7 +121,7 @@ class CachedModel:
     def prepare(self, widths: Iterable[int], longest: int) -> None:
         """Take the widths that passes will have, and how long texts become; CUDA graphs of them are recorded with a
         prefill."""
-        if self.graphed:
+        if self.fast is not None:
             self.fast.prepare(widths, longest)
 
     def prefill(self, prompt: Tensor) -> Tensor:
