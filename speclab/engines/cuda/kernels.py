@@ -13,7 +13,6 @@ further rows of it. The library would write a copy of keys and values for each o
 
 import contextlib
 import functools
-import itertools
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,7 +29,6 @@ ROTARY = "apply_rotary_pos_emb"  # a function beside the model's classes
 MLP_WEIGHTS = ("gate_proj", "up_proj", "down_proj")
 ATTENTION_WEIGHTS = ("q_proj", "k_proj", "v_proj")
 MOST_SHAPES = 64  # that one function may be compiled for; past torch's own limit of 8 it would be slow without a word
-UNKNOWN = ("softcap", "position_bias", "s_aux")  # that a model may ask of attention, beside what it gets here
 Parts = dict[Any, Callable]  # a class, or ROTARY -> the compiled function
 Compiler = Callable[[Callable], Callable]
 
@@ -93,12 +91,6 @@ class Joined:
 
 def _as_views(parameters: list[Any], sizes: list[int]) -> Tensor:
     """Give parameters a common matrix, or vector, of which each is the rows after those before it."""
-    first = parameters[0].data
-    ends = itertools.accumulate((parameter.numel() for parameter in parameters), initial=first.storage_offset())
-    alike = {parameter.untyped_storage().data_ptr() for parameter in parameters} == {first.untyped_storage().data_ptr()}
-    alike = alike and all(parameter.is_contiguous() for parameter in parameters)
-    if alike and all(parameter.storage_offset() == end for parameter, end in zip(parameters, ends, strict=False)):
-        return first.as_strided((sum(sizes), *first.shape[1:]), first.stride(), first.storage_offset())
     whole = torch.cat([parameter.data for parameter in parameters])
     for parameter, rows in zip(parameters, whole.split(sizes), strict=True):
         parameter.data = rows
@@ -188,8 +180,6 @@ class GroupedAttention:
         The library's interface; heads of a group follow one another."""
         batch, heads, m, width = query.shape
         group = heads // key.shape[1]
-        if unknown := [name for name in UNKNOWN if kwargs.get(name) is not None]:
-            raise NotImplementedError(f"attention with {unknown[0]}")
         if (key_of_mask := (id(attention_mask), group)) not in self.masks:
             self.masks[key_of_mask] = attention_mask, attention_mask.repeat(1, 1, group, 1)
         mask = self.masks[key_of_mask][1]
