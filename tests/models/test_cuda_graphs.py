@@ -116,7 +116,7 @@ def test_more_tokens_than_declared_are_several_replays():
 
 
 def test_what_was_declared_is_recorded_with_the_prompts_pass():
-    """Widths, and every bucket up to the longest text; passes of these, padded to the next width, record nothing then."""
+    """Widths, and every bucket up to the longest text; passes of these, or padded to these, record nothing then."""
     cached = graphed()
     cached.prepare({5}, 60)
     cached.prefill(PROMPT)
