@@ -148,7 +148,7 @@ class CModel:
             if (value := parts.pop(name, None)) is None:
                 continue
             if kind is Matrix:
-                value = self._matrix(*value[0], value[1], self._halves.get(name, 1))
+                value = self._matrix(*value, self._halves.get(name, 1))
             elif kind is Norm:
                 value = Norm(*map(self._address, value))
             else:
@@ -156,9 +156,9 @@ class CModel:
             setattr(made, name, value)
         return made
 
-    def _matrix(
-        self, kind: int, group: int, numbers: Tensor, scale: Tensor | None, low: Tensor | None, bias: Any, halves: int
-    ) -> Any:
+    def _matrix(self, found: Stored, bias: Tensor | None, halves: int) -> Any:
+        kind, group, numbers, scale, low = found
+
         def blocks(part: Tensor) -> Tensor:
             """(rows, n) -> (blocks, n, L), the rows that are missing filled up; two halves in turns."""
             each = part.unflatten(0, (halves, -1))
