@@ -55,7 +55,6 @@ _OVERRIDES: dict[str, dict] = {
     "lfm2": {"layer_types": ["full_attention", "conv"], "block_auto_adjust_ff_dim": False},
     "mamba2": {"num_heads": 8},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
-    "switch_transformers": {"num_decoder_layers": 2},
     "zaya": {"num_experts_per_tok": 1},
 }
 
