@@ -21,7 +21,8 @@ from speclab.system.terminal import note
 
 SOURCE = pathlib.Path(__file__).with_name("pass.c")
 # Sums keep their order, and NaN and infinity stay what they are: no flag lets the compiler assume there are none.
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared")
+# GCC leaves out some fused additions for some processors: then a sum would depend on how many rows a thread has.
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "--param=avoid-fma-max-bits=0", "-fPIC", "-shared")
 THREADS = "-fopenmp"  # of the library that PyTorch has loaded, so that its threads are the same
 OF_PROCESSORS = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")  # of /proc/cpuinfo
 NO_COMPILER = "there is no C compiler; install one, on Debian: apt install gcc"

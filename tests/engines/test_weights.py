@@ -109,7 +109,8 @@ def test_kinds_can_be_mixed_and_sizes_can_be_odd(monkeypatch):
         for module, kind in as_kind.items():
             module.weight.copy_(KINDS[kind][0](module.weight))
     parts = parts_of(model)
-    fast, [of_layer] = CModel(parts), parts["layer"]
+    [of_layer] = parts["layer"]
+    fast = CModel(parts)
     assert not {"qkv", "out", "up", "down"} & set(of_layer), "what is packed is held once more, not twice"
     packed = fast.layers[0]
     assert [packed.qkv.kind, packed.out.kind, packed.up.kind, packed.down.kind] == [FLOAT32, INT8, INT8, FLOAT32]

@@ -172,7 +172,7 @@ def test_a_deep_model_is_proved_and_its_mistakes_are_seen(monkeypatch):
 
     def earlier(fast: CModel, n: int):
         tokens = right_tokens(fast, n).clone()
-        tokens[:, 1] -= tokens[:, 1] > 0  # positions; the text's first token stays
+        tokens[:, 1] -= (tokens[:, 1] > 0).int()  # positions; the text's first token stays
         return tokens
 
     with monkeypatch.context() as patch:

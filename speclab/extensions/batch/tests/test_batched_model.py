@@ -169,7 +169,9 @@ def test_padding_is_never_computed_on_c(monkeypatch):
     batch.crop([5, 0, 17])
     seen, fast = [], batch.model.fast
     run = fast.run
-    monkeypatch.setattr(fast, "run", lambda given, *rest: seen.append(rest[:2]) or run(given, *rest))
+    monkeypatch.setattr(
+        fast, "run", lambda given, wanted, *rest: seen.append((given.m, len(wanted))) or run(given, wanted, *rest)
+    )
     draft = Draft(TEXTS[:, 20:24], torch.tensor([1, 4, 3]))
     logits = batch.verify(TEXTS[:, 19], draft)
     assert seen == [(6, 6)], "tokens, rows of logits"
@@ -340,7 +342,7 @@ def test_random_numbers_stand_everywhere(engine):
     batch.start(CONTEXT)
     batch.fill(seed=0)
     parts = batch._buffers.keys + batch._buffers.values if engine == "eager" else []
-    parts = parts or [page for row in batch._buffers.rows for page in row.text.pages]
+    parts = parts or [page for row in batch._buffers.rows for page in row.pages]
     assert sum(map(torch.numel, parts)) >= 2 * 2 * 2 * CONTEXT * 2 * 8, "rows, layers, keys and values, heads of 8"
     assert all((part != 0).all() for part in parts)
     batch.lengths = [CONTEXT - 3] * 2
