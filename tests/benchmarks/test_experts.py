@@ -78,16 +78,6 @@ def test_unions_are_counted_behind_the_context():
         assert experts.counted_union(chosen, torch.arange(context, context + width)) == sum(expected) / 2
 
 
-def test_unions_of_experts_are_counted():
-    """Two layers; side by side the tokens agree, and nowhere else."""
-    chosen = [torch.tensor([[0, 1], [0, 1], [2, 3], [2, 3]]), torch.tensor([[4, 5], [5, 4], [6, 7], [6, 0]])]
-    assert experts.counted_union(chosen, torch.arange(0, 2)) == 2
-    assert experts.counted_union(chosen, torch.arange(2, 4)) == 2.5
-    pairs = [2, 4, 4, 4, 4, 2, 2, 4, 4, 4, 4, 3]  # of the first layer, then of the second one
-    assert experts.scattered_union(chosen, 2) == pytest.approx(sum(pairs) / 12, abs=0.15)
-    assert experts.scattered_union(chosen, 4) == 4.5
-
-
 @pytest.mark.parametrize(("n", "k", "m"), [(4, 1, 3), (4, 2, 2), (5, 2, 3), (3, 3, 2), (6, 2, 1)])
 def test_the_expected_union_is_the_mean_over_all_choices(n, k, m):
     sets = list(itertools.combinations(range(n), k))
@@ -130,7 +120,7 @@ def test_experts_end_to_end(call, tmp_path):  # noqa: F811
     run = files.read(tmp_path / "results" / "local-experts.json", experts.ExpertsRun)
     assert [p.width for p in run.passes] == [1, 3]
     assert (run.n_experts, run.n_used, run.n_texts, run.n_same) == (4, 2, 2, 2)
-    assert run.passes[0].union == run.passes[0].scattered == run.passes[0].expected == 2
+    assert run.passes[0].union == run.passes[0].expected == 2
     assert 2 < run.passes[1].union <= 4
     assert all(min(p.seconds, p.dense_seconds, p.predicted) > 0 for p in run.passes)
     assert "same with experts and without: 2 of 2" in out

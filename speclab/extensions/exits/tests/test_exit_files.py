@@ -13,15 +13,14 @@ from speclab.drafts import registry
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength
 from speclab.drafts.suffix import SuffixDrafter
-from speclab.extensions.exits import adapter
-from speclab.extensions.exits.adapter import read_adapter
+from speclab.extensions.exits import register
 from speclab.extensions.exits.drafter import ExitDrafter
+from speclab.extensions.exits.register import read_adapter
 from speclab.extensions.exits.tests.adapters import tiny_adapter, write_adapter
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.models import prompts as lab_prompts
 from speclab.models.cached import CachedModel
-from speclab.models.padded.padding import pad_to
 from speclab.models.setup import Setup
 from speclab.records.files import ComparisonRun, read
 from speclab.system.errors import EnvironmentProblem, UsageProblem
@@ -40,7 +39,7 @@ def target():
 @pytest.fixture
 def place(target, tmp_path, monkeypatch):
     """A folder with a random adapter for the tiny target, in the place of the lab's."""
-    monkeypatch.setattr(adapter, "PLACE", str(tmp_path / "adapter"))
+    monkeypatch.setattr(register, "PLACE", str(tmp_path / "adapter"))
     write_adapter(tmp_path / "adapter", tiny_adapter(target, 2))
     return tmp_path / "adapter"
 
@@ -59,20 +58,6 @@ def test_what_is_written_comes_back(target, place):
     (place / "model.safetensors").write_bytes(b"half")
     with pytest.raises(EnvironmentProblem, match=r"its config\.json and weights cannot be used"):
         read_adapter(target)
-
-
-def test_a_padded_target_is_drafted_for_as_the_one_that_it_was_padded_from():
-    """Its states begin with the small one's."""
-    changes = {"num_hidden_layers": 4, "num_key_value_heads": 4, "head_dim": 8}
-    small = tiny("llama", dtype=torch.float32, **changes)
-    shape = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 96}
-    wide = pad_to(small, shape | {"num_hidden_layers": 5}, torch.device("cpu"), torch.float32)
-    found = []
-    for model in (small, wide):
-        cached = CachedModel(model)
-        cached.hidden_layers = (1,)
-        found.append(list(speculative_rounds(cached, ExitDrafter(tiny_adapter(small, 2)), prompts(1), 3, 20)))
-    assert found[0] == found[1]
 
 
 # --- by name ---------------------------------------------------------------------------------------------------------
@@ -120,7 +105,7 @@ def test_an_engine_that_cannot_split_gives_way_to_the_eager_one(target, place, c
 
 def test_the_scripts_decode_with_it(pair_folder, tmp_path, monkeypatch, capsys):
     pair = str(pair_folder / "target"), str(pair_folder / "draft")
-    monkeypatch.setattr(adapter, "PLACE", str(tmp_path / "adapter"))
+    monkeypatch.setattr(register, "PLACE", str(tmp_path / "adapter"))
     write_adapter(tmp_path / "adapter", tiny_adapter(load(*pair, engine="eager").setup.target.model, 1))
     common = ["--target", pair[0], "--threads", "1"]
     words = [*common, "--prompt", "def f(x):", "--max-new-tokens", "12", "--ignore-eos", "--engine", "c", "-k", "auto"]
