@@ -102,11 +102,6 @@ class Drafter:
             led.observe(0, [token])
         return CertainLaw(proposals, target.vocab_size)
 
-    def own_rates(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling) -> dict[str, float]:
-        """Return the draft's own shares by the head of their columns (COLUMNS of speclab/records/rows.py), each a sum
-        over the places of the decoded tokens without the first."""
-        return {}
-
     def described(self, round_: Round) -> Round:
         """Return a round that has just ended, with what only the drafter knows of it."""
         return round_
