@@ -289,11 +289,6 @@ def test_the_engine_c_passes_the_check(case):
     check_split(families.on_c(families.tiny(case)), 1)
 
 
-def test_a_model_with_more_rows_than_its_tokenizer_has_ids_passes_the_check():
-    """It compares passes that are cut at the tokenizer's ids with uncached ones of the whole output layer."""
-    check_split(CachedModel(tiny("llama"), VOCAB - 8), 1)
-
-
 def test_a_target_that_cannot_be_split_is_refused(monkeypatch):
     model = tiny("llama", num_hidden_layers=4)
     right = first_layers.forward_rest
