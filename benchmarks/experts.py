@@ -36,7 +36,7 @@ from speclab.models.cached import CachedModel
 from speclab.models.checking.checks import check_model
 from speclab.models.padded.padding import check_memory
 from speclab.models.setup import Setup, setup_of
-from speclab.present.tables import Block, Cell, Lines, Table, number
+from speclab.present.tables import Block, Cell, Lines, Table, number, percent
 from speclab.records.rows import Amount, Count, RecordPart
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import progress
@@ -245,6 +245,7 @@ def page(run: ExpertsRun) -> list[Block]:
         "dense pass": lambda p: number(p.dense_seconds / first.dense_seconds, 2),
         "ms": lambda p: number(1e3 * p.seconds, 1),
         "predicted": lambda p: number(1e3 * p.predicted, 1),
+        "error": lambda p: percent(p.predicted / p.seconds - 1),
     }
     legend = [
         f"Texts that are the same with experts and without: {run.n_same} of {run.n_texts}.",
@@ -252,7 +253,7 @@ def page(run: ExpertsRun) -> list[Block]:
         f"is E (1 - (1 - K/E)^m) with E = {run.n_experts}, K = {run.n_used}, for tokens that choose evenly and anew.",
         "bytes, pass and dense pass are ratios to a pass over one token. dense is the model without experts; bytes "
         "follows from the counted union. predicted is in milliseconds, from the passes without experts and the counted "
-        "union.",
+        "union; error compares it with ms.",
     ]
     return [
         *common.begin("What verification costs with mixtures of experts", run),
