@@ -8,16 +8,12 @@ import torch
 
 from benchmarks import experts
 from benchmarks.experts import Bytes, bytes_ratio, count_added, expected_union, pass_seconds, with_experts
-from draft_models import ModelDrafter
-from optimized_speculative import speculative_decode
-from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.models.cached import CachedModel
 from speclab.models.checking.checks import check_model
 from speclab.models.padded import padding
 from speclab.records import files
 from speclab.system.errors import EnvironmentProblem
 from tests.benchmarks.test_benchmarks import call  # noqa: F401 - a fixture
-from tests.decoding import plain_text
 from tests.llamas import VOCAB, tiny_llama
 
 
@@ -49,14 +45,6 @@ def test_logits_stay_and_every_copy_is_there(n, n_used, tied):
             assert (copies == copies[:1]).all()
             copies.mul_(torch.arange(1.0, n + 1)[:, None, None])
         assert n == n_used or (mixed(text(12)).logits - expected).abs().max() > 1e-3, "what stands in them is used"
-
-
-def test_speculation_keeps_the_text():
-    target = CachedModel(mixed_llama(4, 2))
-    drafter = ModelDrafter(CachedModel(tiny_llama(0, n_layers=2, dtype=torch.float32)))
-    rounds = list(speculative_decode(target, drafter, text(9), 3, DecodeSettings(20)))
-    assert tokens_of(rounds) == plain_text(target, text(9), 20)
-    assert sum(r.n_accepted for r in rounds) > 10, "its own text without experts was refused"
 
 
 def test_unions_are_counted_behind_the_context():
