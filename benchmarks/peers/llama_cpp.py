@@ -187,7 +187,7 @@ def programs(
         try:
             if lacking := ", ".join(program for program in NEEDED if not shutil.which(program)):
                 raise EnvironmentProblem(
-                    f"{', '.join(lacking)} not on the PATH; build llama.cpp, or use --no-llama-cpp"
+                    f"{lacking} not on the PATH; build llama.cpp, or use --no-llama-cpp"
                 )
             if setup.device.type != "cpu" or setup.dtype_name != "float32":
                 raise UsageProblem("llama.cpp is compared on the CPU in float32; use --device cpu, or --no-llama-cpp")
