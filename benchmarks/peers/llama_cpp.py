@@ -186,9 +186,7 @@ def programs(
         found: Programs | None = None
         try:
             if lacking := ", ".join(program for program in NEEDED if not shutil.which(program)):
-                raise EnvironmentProblem(
-                    f"{lacking} not on the PATH; build llama.cpp, or use --no-llama-cpp"
-                )
+                raise EnvironmentProblem(f"{lacking} not on the PATH; build llama.cpp, or use --no-llama-cpp")
             if setup.device.type != "cpu" or setup.dtype_name != "float32":
                 raise UsageProblem("llama.cpp is compared on the CPU in float32; use --device cpu, or --no-llama-cpp")
             paths = list(files)
