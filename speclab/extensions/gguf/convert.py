@@ -10,14 +10,14 @@ import torch
 from gguf import GGUFReader, GGUFValueType, dequantize
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedConfig
 
-from speclab.extensions.gguf import entries, register
+from speclab.extensions.gguf import entries
 
 LONGEST_LIST = 4096  # of an entry that is read: a number for each layer
 OPTIONS: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 
 
-def convert(file: str, folder: str) -> None:
-    """Write the model and the tokenizer of a GGUF file into a folder.
+def convert(file: str, folder: str) -> str:
+    """Write the model and the tokenizer of a GGUF file into a folder.  -> the types of its numbers
 
     Raises the library's errors, and EnvironmentProblem for an entry that the library's model cannot follow.
     """
@@ -26,7 +26,7 @@ def convert(file: str, folder: str) -> None:
         os.symlink(file, Path(alone) / "model.gguf")
         AutoTokenizer.from_pretrained(alone, gguf_file="model.gguf", **OPTIONS).save_pretrained(folder)
         loaded(alone, "model.gguf", reader).save_pretrained(folder)
-    Path(folder, register.TYPES).write_text(quantisation(reader))
+    return quantisation(reader)
 
 
 def quantisation(reader: Any) -> str:

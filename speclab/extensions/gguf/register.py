@@ -93,7 +93,7 @@ def _converted(path: str, size: int, time: int) -> str:
                 shutil.rmtree(part, ignore_errors=True)
             note(f"converting {os.path.basename(path)} once, into {place}; half a minute or more")
             with tempfile.TemporaryDirectory(".part", dir=place, ignore_cleanup_errors=True) as new:
-                convert.convert(path, new)
+                (Path(new) / TYPES).write_text(convert.convert(path, new))
                 if _identity(path) != (path, size, time):
                     raise OSError("the file was changed while it was read; give it again")
                 os.replace(new, folder)

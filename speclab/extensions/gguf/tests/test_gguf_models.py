@@ -106,7 +106,7 @@ def test_a_file_that_ends_too_early_is_refused(files, tmp_path_factory, share):
 
 def test_a_file_is_converted_once_and_again_when_it_changes(files, own_cache, tmp_path, monkeypatch):
     started = []
-    monkeypatch.setattr(convert, "convert", lambda path, folder: started.append(path))
+    monkeypatch.setattr(convert, "convert", lambda path, folder: started.append(path) or "F32")
     file = tmp_path / "model.gguf"
     file.write_bytes((files / "Q8_0.gguf").read_bytes())
     first = register.converted_folder(str(file))
@@ -130,7 +130,7 @@ def test_a_stopped_conversion_leaves_nothing_and_the_next_one_clears_up(files, o
         register.converted_folder(str(files / "Q8_0.gguf"))
     assert [path.name for path in own_cache.iterdir()] == ["lock"]
     (own_cache / "0123.part").mkdir()  # as a process leaves it that was killed
-    monkeypatch.setattr(convert, "convert", lambda *_: None)
+    monkeypatch.setattr(convert, "convert", lambda *_: "F32")
     made = register.converted_folder(str(files / "Q8_0.gguf"))
     assert {str(path) for path in own_cache.iterdir()} - {str(own_cache / "lock")} == {made}
 
