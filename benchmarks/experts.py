@@ -163,19 +163,10 @@ def texts_of(setup: Setup, n_texts: int, n_tokens: int) -> list[Tensor]:
     return found
 
 
-def chosen_experts(model: CachedModel, text: Tensor) -> list[Tensor]:
+def chosen_experts(model: CachedModel, text: Tensor, n_used: int) -> list[Tensor]:
     """The experts that each token of the text uses, (tokens, K) for every layer."""
-    chosen: list[Tensor] = []
-    hooks = [
-        layer.mlp.gate.register_forward_hook(lambda module, given, result: chosen.append(result[2]))
-        for layer in model.model.model.layers
-    ]
-    try:
-        model.model(text)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return chosen
+    routed = model.model(text, output_router_logits=True).router_logits  # of every layer (tokens, E)
+    return [logits.topk(n_used).indices for logits in routed]
 
 
 def counted_union(chosen: list[Tensor], tokens: Tensor) -> float:
@@ -201,7 +192,7 @@ def measure(
     n_tokens = context + widths[-1]
     texts, others = texts_of(dense, n_texts, n_tokens), texts_of(mixed, n_texts, n_tokens)
     read = read_bytes(dense.target, context)
-    chosen = [chosen_experts(mixed.target, text[:, :n_tokens]) for text in texts]  # of a token: by what is before it
+    chosen = [chosen_experts(mixed.target, text[:, :n_tokens], n_used) for text in texts]
     passes = [(setup.target.with_own_cache(), width) for setup in (dense, mixed) for width in widths]
     seconds: list[list[float]] = [[] for _ in passes]
     with progress(len(texts), "text", "passes") as bar:

@@ -55,7 +55,7 @@ def test_unions_are_counted_behind_the_context():
     hooks = [g.register_forward_hook(lambda module, given, result: inputs.append((module, given[0]))) for g in gates]
     with torch.inference_mode():
         model.model(ids)
-        chosen = experts.chosen_experts(model, ids)
+        chosen = experts.chosen_experts(model, ids, 2)
     for hook in hooks:
         hook.remove()
     for width in (1, 3, 9):
