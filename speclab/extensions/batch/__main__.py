@@ -39,9 +39,10 @@ def main(argv: list[str] | None = None) -> int:
     name, rest = parsing.subcommand(words, {"decode": decode.make_parser})
     if name:
         return decode.run(decode.make_parser().parse_args(rest))
-    config, output, sizes = _prepare(filled(make_parser().parse_args(words)))
+    args = filled(make_parser().parse_args(words))
+    config, output = _prepare(args)
     say(compare.head(config))
-    record, measured = compare_batches(config, sizes)
+    record, measured = compare_batches(config, args.sizes)
     text = functools.partial(screen, record, where=shown.lines(record))
     page = functools.partial(shown.page, record, output.name)
     picture = functools.partial(shown.picture, record, output.plots, output.name)
@@ -55,7 +56,8 @@ def make_parser() -> argparse.ArgumentParser:
     flags.add_text_flags(parser)
     group = parser.add_argument_group("experiment")
     sizes = "texts that are decoded side by side (default: %(default)s)"
-    group.add_argument("-B", "--sizes", type=_sizes, metavar="B,B", default="1,2,4,8,16", help=sizes)
+    read = functools.partial(parsing.numbers, kind=int, smallest=1, flag="-B", largest=decode.MOST_ROWS)
+    group.add_argument("-B", "--sizes", type=read, metavar="B,B", default="1,2,4,8,16", help=sizes)
     flags.add_draft_flag(group, "model,ngram", "as of compare.py; several with commas (default: %(default)s)")
     lengths = "tokens per draft (default: 2,4,6; --quick 2,4)"
     group.add_argument("-k", "--draft-length", metavar="K,K", help=lengths)
@@ -70,10 +72,6 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _sizes(text: str) -> list[int]:
-    return parsing.numbers(text, int, 1, "-B", decode.MOST_ROWS)
-
-
 def filled(args: argparse.Namespace) -> argparse.Namespace:
     """The arguments, with the defaults of their size wherever the command line gives none."""
     size = "quick" if args.quick else "full" if args.full else "default"
@@ -82,7 +80,7 @@ def filled(args: argparse.Namespace) -> argparse.Namespace:
     return full
 
 
-def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output, list[int]]:
+def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     """Load and check everything; a Problem with the flags is raised before anything is timed."""
     lengths, auto = parsing.lengths(args.draft_length, "-k")
     if auto:
@@ -95,7 +93,7 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output, list[int]]:
     choices = compare.read_drafts(kinds, [args.temperature])
     config = compare.load(args, choices, lengths, [args.temperature])
     check(config)
-    return config, output, args.sizes
+    return config, output
 
 
 if __name__ == "__main__":

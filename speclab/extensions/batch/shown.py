@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from speclab.extensions.batch.measure import BatchRun
 from speclab.present import report, tables
 from speclab.present.pictures import figures
 from speclab.present.pictures.figures import STYLES, Panel, Series, draw, plain
 from speclab.present.tables import Lines, number
+from speclab.records.files import ComparisonRun
 from speclab.records.rows import Row
 from speclab.theory.attribution import decoding
 
@@ -18,15 +18,15 @@ COLUMNS = (
 )
 
 
-def rows_of(run: BatchRun, draft: str) -> list[Row]:
+def rows_of(run: ComparisonRun, draft: str) -> list[Row]:
     return [row for row in run.rows if row.draft == draft and row.prompt_kind == "all"]
 
 
-def drafts(run: BatchRun) -> list[str]:
+def drafts(run: ComparisonRun) -> list[str]:
     return list(dict.fromkeys(row.draft for row in run.rows if row.draft and row.n_drafted))
 
 
-def lines(run: BatchRun) -> list[str]:
+def lines(run: ComparisonRun) -> list[str]:
     """Return the lines below the table: what its columns mean, and up to which batch each draft pays."""
     found = [COLUMNS]
     for draft in drafts(run):
@@ -36,18 +36,21 @@ def lines(run: BatchRun) -> list[str]:
         expected = {n: max(row.forecast or 0.0 for row in rows if row.n_texts == n) for n in sizes}
         pays = knee(expected) if any(expected.values()) else "unknown"
         found.append(f"{draft}: speculation pays up to a batch of: {knee(best)} (expected: {pays})")
-    by_row = (f"{name}: drafts row by row, so drafting for B texts takes B times as long" for name in run.row_by_row)
-    copies = [str(n) for n in run.batches if n > run.prompts["n"]]
+    by_row = (
+        f"{name}: drafts row by row, so drafting for B texts takes B times as long"
+        for name in run.settings["row_by_row"]
+    )
+    copies = [str(n) for n in sorted({row.n_texts for row in run.rows}) if n > run.prompts["n"]]
     held = f"B = {', '.join(copies)}: more rows than prompts ({run.prompts['n']}), so some decode copies"
     return [*found, *by_row, *([held] if copies else [])]
 
 
-def page(run: BatchRun, name: str) -> str:
+def page(run: ComparisonRun, name: str) -> str:
     """Return results/NAME.md. name: the name of the picture"""
     return report.page(run, name) + "\n" + tables.show([Lines(lines(run))], markdown=True)
 
 
-def picture(run: BatchRun, folder: Path, name: str) -> Path:
+def picture(run: ComparisonRun, folder: Path, name: str) -> Path:
     """Write folder/NAME-speedup.png: speedups by batch, a panel for each draft."""
     panels = []
     for draft in drafts(run):

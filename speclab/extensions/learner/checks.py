@@ -46,19 +46,10 @@ class Check:
     message: str = ""
     printed: list[str] = field(default_factory=list)  # the last lines that the learner's code printed
     reach: list[str] = field(default_factory=list)  # what it uses, and what that calls in turn in the learner's file
-    is_whole: bool = False  # it tries everything together, after the checks of single ideas
 
     @property
     def name(self) -> str:
         return re.sub(r"\bthe targets\b", "the target's", self.function.removeprefix("test_").replace("_", " "))
-
-    def follows_from(self, other: "Check") -> bool:
-        """Where both fail: does this one fail because of the functions that the other one, before it, has looked at?
-
-        It does where it uses these and further ones, and where it tries the same ones all together.
-        """
-        mine, its = set(self.reach), set(other.reach)
-        return bool(its) and its <= mine and (self.is_whole or (its < mine and not other.is_whole))
 
 
 @dataclass
@@ -228,24 +219,22 @@ def summary(chosen: list[Exercise]) -> str:
 
 
 def report(exercise: Exercise) -> str:
-    """A line for each check of an exercise, and what is wrong: once for each cause."""
+    """A line for each check of an exercise, and what is wrong: once for each cause. A check that uses a function for
+    which another one has failed above may fail for that."""
     lines = [f"Exercise {exercise.number}: {exercise.title}   [{exercise.status}]", ""]
     width = max(len(check.name) for check in exercise.checks)
-    indent = " " * 9
-    causes: list[Check] = []
+    said, wrong, indent = set[str](), set[str](), " " * 9
     for check in exercise.checks:
-        remark, is_cause = check.message, check.outcome == "failed"
-        if is_cause:
-            same = any(check.message == cause.message for cause in causes)
-            remark = "the same as above" if same else ""
-            if not same and any(check.follows_from(cause) for cause in causes):
-                remark = "follows from the above"
+        failed = check.outcome == "failed"
+        is_cause = failed and check.message not in said and wrong.isdisjoint(check.reach)
+        remark = "" if is_cause else "see above" if failed else check.message
         lines.append(f"  {MARKS[check.outcome]:>5}  {check.name:<{width}}  {remark}".rstrip())
-        if is_cause and not remark:
+        if is_cause:
             lines.append(textwrap.fill(check.message, 110, initial_indent=indent, subsequent_indent=indent))
-            if not causes:  # only for the first: a print in a loop would bury the others
+            if not said:  # only for the first: a print in a loop would bury the others
                 lines += [indent + line for line in check.printed]
-            causes.append(check)
+            said.add(check.message)
+            wrong.update(check.reach)
     return "\n".join(lines)
 
 
