@@ -20,16 +20,11 @@ SIGNS = {"first": "^", "plain": ".", "accepted": "+", "corrected": ">", "bonus":
 SIGNS |= {"untested": "?", "after_eos": "|"}
 HAD = "had/baseline: tokens of this text and of the baseline's at the end of the round"
 OF_TREES = "tokens: the accepted branch, what was rejected at its end, the target's own; a page draws the tree"
-ANSI = {"accepted": "32", "corrected": "35", "bonus": "36", "rejected": "31"}  # colours; the others are dim
 
 
-def terminal(trace: Trace, colour: bool = False) -> str:
+def terminal(trace: Trace) -> str:
     """A line per round: its phases, the tokens that this decoding and the baseline had by then, what was kept, what was
     rejected, and what came from the target."""
-
-    def painted(token: Token) -> str:
-        word = f"{SIGNS[token.kind]}{ascii_quoted(token.text)}"
-        return f"\x1b[{ANSI.get(token.kind, '2')}m{word}\x1b[0m" if colour else word
 
     signs = [f"{SIGNS[kind]}  {meaning}" for kind, meaning in MEANINGS.items() if kind in trace.kinds]
     lines = ["", "signs   " + "\n        ".join(signs), HAD, *[OF_TREES] * trace.has_trees]
@@ -42,7 +37,7 @@ def terminal(trace: Trace, colour: bool = False) -> str:
         rejected = [] if trace.greedy else [token for _, token in event.rejected]
         told = [t for t in event.drafts if t.against_rule or t in rejected]
         why = "".join(f"   {outcome(token, trace.greedy)}" for token in told).replace("×", "x")
-        tokens = " ".join(map(painted, event.in_order))
+        tokens = " ".join(SIGNS[token.kind] + ascii_quoted(token.text) for token in event.in_order)
         lines.append(f"{event.number:5}  {kept:>4}  {phases}     {had:>12}  {tokens}{why}")
     return "\n".join([*lines, "", summary(trace), times(trace), agreement(trace)]) + "\n"
 
