@@ -24,6 +24,7 @@ from speclab.extensions.batch import decode, shown
 from speclab.extensions.batch.measure import check, compare_batches
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
+from speclab.present.pictures import plots
 from speclab.present.screen import screen
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import say
@@ -45,8 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     record, measured = compare_batches(config, args.sizes)
     text = functools.partial(screen, record, where=shown.lines(record))
     page = functools.partial(shown.page, record, output.name)
-    picture = functools.partial(shown.picture, record, output.plots, output.name)
-    show(output, record, text, page, [picture])
+    show(output, record, text, page, plots.comparison(record, output.plots, output.name))
     return exit_code(measured)  # raises what ended the run early, if that can be mended
 
 

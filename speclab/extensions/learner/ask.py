@@ -93,4 +93,7 @@ class _Short(reprlib.Repr):
         return f"the function {getattr(x, '__name__', type(x).__name__)}" if callable(x) else super().repr1(x, level)
 
 
-short = _Short(maxlist=24, maxtuple=24, maxother=60, maxstring=60).repr
+_SHORT = _Short()
+_SHORT.maxlist = _SHORT.maxtuple = 24
+_SHORT.maxother = _SHORT.maxstring = 60
+short = _SHORT.repr
