@@ -1,6 +1,7 @@
 """The command `decode`: it decodes all prompts at once, prints the texts and says how fast it was."""
 
 import argparse
+import statistics
 
 from speclab.cli import flags, parsing
 from speclab.cli.decoding import how_many, prompt_heading, with_length
@@ -100,9 +101,12 @@ def decoded(setup: Setup, requests: list[Request], n_rows: int, drafter: Drafter
 
 
 def speed(decoding: BatchDecoding, at_once: int) -> str:
-    """A line with the speed of all texts together. at_once: the most texts that were decoded side by side"""
+    """Lines with the speed of all texts together, and of one. at_once: the most texts that were decoded side by side"""
     seconds, n_tokens = sum(made.seconds for made in decoding.passes), decoding.counts.n_emitted
     rate = f"{n_tokens / seconds:.1f} tok/s in all" if n_tokens else "no decoding to time"
-    dropped = decoding.counts.n_after_eos
+    dropped, latency = decoding.counts.n_after_eos, statistics.median(decoding.latencies.values())
     more = f"; {dropped} more after an end token were dropped" * bool(dropped)
-    return f"\n{how_many(decoding.n_tokens, n_tokens)} in {seconds:.2f} s, {at_once} at a time: {rate}{more}"
+    return (
+        f"\n{how_many(decoding.n_tokens, n_tokens)} in {seconds:.2f} s, {at_once} at a time: {rate}{more}\n"
+        f"a text: {latency:.2f} s from its prompt to its last token (median of {len(decoding.latencies)})"
+    )

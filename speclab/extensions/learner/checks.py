@@ -31,7 +31,6 @@ from speclab.system.terminal import note
 MARKS = {"passed": "ok", "todo": "todo", "failed": "FAILS"}
 SILENCE = 45  # seconds without the end of a check, after which the process is ended
 STACK = 30  # seconds after which pytest logs where a check is; pytest-timeout has stopped before what it can stop
-WORST_FIRST = ("none", "failed", "todo", "passed")
 # Only the lab's own settings: no plugins and no options of whoever runs this.
 SETTINGS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -121,14 +120,13 @@ def run_checks(package: str, chosen: list[Exercise]) -> None:
         )
     for exercise in chosen:
         own = [line for line in outcomes if line["file"] == exercise.test_file.name]
-        cases = {line["case"]: Check(**line["check"]) for line in own}  # what the last line of a case says
-        worst: dict[str, Check] = {}
-        for check in cases.values():
-            others = (worst.get(check.function, check), check)
-            worst[check.function] = min(others, key=lambda one: WORST_FIRST.index(one.outcome))
-            if worst[check.function].outcome == "none":
+        of_function: dict[str, list[Check]] = {}
+        for check in {line["case"]: Check(**line["check"]) for line in own}.values():  # the last line of each case
+            if check.outcome == "none":
                 check.outcome, check.message = "failed", _why_it_ended(code, log)
-        exercise.checks = list(worst.values())
+            of_function.setdefault(check.function, []).append(check)
+        worst_first = [*MARKS][::-1]
+        exercise.checks = [min(of, key=lambda one: worst_first.index(one.outcome)) for of in of_function.values()]
 
 
 def _pytest(package: str, files: list[Path]) -> tuple[int | None, str, list[dict]]:

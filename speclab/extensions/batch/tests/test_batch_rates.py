@@ -54,8 +54,9 @@ def test_a_batch_prints_and_records_its_exact_rates(batch_of, monkeypatch):
     fast = batch_of(0, 1, (1.5, {0: 3, 1: 1}), (1.25, {0: 2, 1: 3}), (2.0, {0: 4}))
     assert decode.speed(fast, 2) == (
         f"\n15 tokens, 13 of them decoded after the prompts' own passes in 4.75 s, 2 at a time: {13 / 4.75:.1f} tok/s "
-        "in all"
+        "in all\na text: 15.75 s from its prompt to its last token (median of 2)"
     )
+    assert fast.latencies == {0: 20.75, 1: 10.75}
     monkeypatch.setattr(measure, "requests_of", lambda *_: [0, 1])
     lines = list(lines_of(Batches(config(), {BatchArm(BASELINE, 2): plain, BatchArm(MODEL, 2): fast})))
     # Full passes alone: 2.75 s, of which each text has a half; 5 tokens of one text and 4 of the other. Each text has
