@@ -73,7 +73,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def filled(args: argparse.Namespace) -> argparse.Namespace:
-    """The arguments, with the defaults of their size wherever the command line gives none."""
     size = "quick" if args.quick else "full" if args.full else "default"
     full = flags.with_defaults(args, dict(zip(SIZE_FLAGS, SIZES[size], strict=True)))
     full.has_typed_lengths = args.draft_length is not None

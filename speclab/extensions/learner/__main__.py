@@ -33,7 +33,6 @@ from speclab.system.terminal import say
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """Run the checks and say what became of them, or run a script.  -> exit code"""
     known = checks.exercises()
     parser = parsing.make_parser(__doc__, "check.py")
     add, about = parser.add_argument, "exercises by number (default: all)"
@@ -60,7 +59,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _numbers_among(known: list[checks.Exercise]):
-    """An argparse type: the numbers of some exercises."""
     numbers = {str(exercise.number): exercise.number for exercise in known}
 
     def parse(text: str) -> list[int]:

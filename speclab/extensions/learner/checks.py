@@ -168,7 +168,6 @@ def _pytest(package: str, files: list[Path]) -> tuple[int | None, str, list[dict
 
 
 def _why_it_ended(code: int | None, log: str) -> str:
-    """Why there are checks without an outcome, in the learner's words."""
     places = re.findall(r'File ".*?(\w+)[/\\](ex\d\d_\w+\.py)", line (\d+)', log)
     place = " ({}/{}:{})".format(*places[0]) if places else ""
     if code is None or (not has_alarm() and "+ Timeout +" in log):  # without alarms the plugin ends Python
@@ -237,7 +236,6 @@ def report(exercise: Exercise) -> str:
 
 
 def next_step(chosen: list[Exercise], package: str) -> str:
-    """One line: what to type next, for the first exercise that is not done."""
     exercise = next((exercise for exercise in chosen if exercise.status != "done"), None)
     if exercise is None:
         return f"all done; to see where you are, type: {check_command()}"

@@ -48,7 +48,6 @@ Modules = dict[int, ModuleType]  # of the exercises in use, by their numbers
 
 
 def learner_functions(loop: Loop, package: str, modules: Modules) -> LoopFunctions:
-    """The lab's `loop` with the learner's decisions in it, or exercise 8's loop."""
     return LoopFunctions(
         functools.partial(_whole_loop, modules[WHOLE_LOOP].decode) if WHOLE_LOOP in modules else loop,
         accept=functools.partial(accept, modules),
@@ -180,7 +179,6 @@ class CheckedDrafter(Drafter):
         return ask(7, self._inner.propose, k, uniforms, check=functools.partial(self._checked, k))
 
     def _checked(self, k: int, draft: Any) -> Draft:
-        """The same draft, its size counted."""
         tokens: Any = getattr(draft, "tokens", None)
         probs, vocab = getattr(draft, "probs", None), self._vocab_size
         found = tokens[0].tolist() if isinstance(tokens, Tensor) and tokens.shape[:1] == (1,) else [vocab] * (k + 1)

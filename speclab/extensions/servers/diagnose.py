@@ -73,7 +73,6 @@ class Measured:
 
     @property
     def draft_length(self) -> float | None:
-        """Return the mean number of drafted tokens of a round that drafts."""
         return self.counts.n_drafted / self.counts.n_drafts if self.counts.n_drafts else None
 
     @property
@@ -202,7 +201,6 @@ class Share(NamedTuple):
         return self.rate - ERRORS * math.sqrt(self.variance) > limit
 
     def less(self, other: "Share", factor: float) -> bool:
-        """Tell whether it is below `factor` times the other one."""
         spread = math.sqrt(self.variance + factor**2 * other.variance)
         return factor * other.rate - self.rate > ERRORS * spread
 
@@ -569,7 +567,6 @@ def labelled(label: str, text: str) -> str:
 
 
 def compact(columns: dict[str, list[str]], n_words: int) -> str:
-    """Return a table whose first columns are words, to the left, and whose others are numbers."""
     tabulate.MIN_PADDING = 0
     sides = ["left"] * n_words + ["right"] * (len(columns) - n_words)
     return tabulate.tabulate(columns, headers="keys", disable_numparse=True, colalign=sides)

@@ -146,7 +146,6 @@ def greedy_costs(run: ComparisonRun) -> dict[str, Costs]:
 
 
 def presets() -> list[dict[str, Any]]:
-    """Return the costs of RECORDS, which the dials start from."""
     found = []
     for stem, what in RECORDS.items():
         run = read(RESULTS / f"{stem}.json", ComparisonRun)
@@ -188,7 +187,6 @@ def preset(name: str, about: str, costs: Mapping[str, Costs]) -> dict[str, Any]:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """Run the command.  -> exit code"""
     parsing.make_parser(__doc__ or "", "python -m speclab.extensions.trace.build").parse_args(argv)
     write_whole(PAGE, page.render(page_data()))
     return 0

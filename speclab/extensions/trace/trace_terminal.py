@@ -43,7 +43,6 @@ def terminal(trace: Trace) -> str:
 
 
 def ascii_quoted(text: str) -> str:
-    """In quotes, on one line, with escapes for whatever does not print."""
     unicode = "utf" in (getattr(sys.stdout, "encoding", None) or "").lower()
     return json.dumps(harmless(text), ensure_ascii=not unicode) if text else '"..."'
 
@@ -74,12 +73,10 @@ def _told_apart(left: float, right: float) -> tuple[str, str]:
 
 
 def milliseconds(seconds: float) -> str:
-    """12.1 ms, 431 ms, 1.20 s"""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.{0 if seconds >= 0.1 else 1}f} ms"
 
 
 def summary(trace: Trace) -> str:
-    """The counts of the rounds, in one line."""
     counts = trace.counts
     places = f" place{'s' * (counts.n_rejected != 1)}" * trace.has_trees
     rejected = f"{counts.n_rejected}{places}"
@@ -100,7 +97,6 @@ def times(trace: Trace) -> str:
 
 
 def agreement(trace: Trace) -> str:
-    """Whether both texts are the same, and what follows if they are not."""
     if trace.same_text:
         return "Both texts are the same."
     if not trace.greedy:

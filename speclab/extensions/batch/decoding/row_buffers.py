@@ -151,7 +151,6 @@ class RowBuffers:
             transposed[text, first + torch.arange(rows.shape[1], device=rows.device)] = transposed[text, first + rows]
 
     def fill(self, generator: torch.Generator) -> None:
-        """Write random numbers into all places."""
         for part in self.keys + self.values:
             part.normal_(generator=generator)
 

@@ -83,7 +83,6 @@ class RowPages:
                     backend.text.move([start + row], start + to)
 
     def fill(self, generator: torch.Generator) -> None:
-        """Write random numbers into all places."""
         for backend in self.rows:
             backend.text.reserve(self.capacity)
             for page in backend.text.pages:
