@@ -27,7 +27,7 @@ from speclab.extensions.trace.proposals import LONGEST, PieceTable, asked
 from speclab.extensions.trace.trace import Trace
 from speclab.lab.instruments import LoopFunctions
 from speclab.models import loading, prompts
-from speclab.models.pieces import pieces
+from speclab.models.pieces import Pieces
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup, load_setup
 from speclab.records.files import ComparisonRun, read
@@ -82,7 +82,7 @@ def dialled(setup: Setup, given: Iterable[Prompt], drafts: Iterable[str], name: 
     for prompt in given:
         note(f"{name}: {prompt.kind}")
         found = asked(setup.target, drafters, prompt.ids, settings)
-        made = pieces(setup.tokenizer, prompt.id_list, special=True)
+        made = Pieces(setup.tokenizer, prompt.id_list, special=True)
         text = table.text(found, made)
         shown.append({"kind": prompt.kind, "prompt": page.shown_prompt(prompt.text), **text})
     return {"name": name, "texts": shown, "pictures": table.pictures}
@@ -116,7 +116,7 @@ def decoded(
         of_drafts = [costs.draft_seconds(n, CONTEXT) for n in LENGTHS]
         drafter.costs[settings.sampling.temperature] = RoundCosts(tuple(of_drafts), tuple(rest))
     drafter.forget()
-    return follow(Loaded(setup, drafter, draft, prompt, draft_length, settings, LoopFunctions(speculative_decode)))
+    return follow(Loaded(setup, [prompt], drafter, draft, draft_length, settings, LoopFunctions(speculative_decode)))
 
 
 def priced(trace: Trace, costs: Costs, n_prompt: int, looked_up: Costs) -> Trace:

@@ -104,9 +104,10 @@ def test_the_time_per_token_of_a_stream_and_of_a_prediction():
         n_tokens, (first, n_first), last = sum(n for _, n in chunks), chunks[0], chunks[-1][0]
         answer = Answer("", n_tokens, n_first, first, last - first, last, [])
         assert right.from_stream(chunks) == (answer.first_seconds, pytest.approx(answer.seconds_per_token))
-    costs = RECORD.k, *RECORD.costs.values()
-    predicted = right.predict(0.25, *costs, 2.72)
-    assert predicted == pytest.approx(0.25 / formulas.cost_model_speedup(2.72, *costs)), "the lab's accounting"
+    k, (draft, verify, overhead) = RECORD.k, RECORD.costs.values()
+    tau = formulas.expected_tokens_per_round(0.7, k)
+    predicted = right.predict(0.25, k, draft, verify, overhead, tau)
+    assert predicted == pytest.approx(0.25 / formulas.model_speedup(0.7, k, draft, verify, overhead)), "the accounting"
 
 
 # --- the wrong answers ------------------------------------------------------------------------------------------------

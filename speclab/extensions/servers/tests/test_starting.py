@@ -15,7 +15,7 @@ from speclab.drafts import registry
 from speclab.extensions.servers import client, referee, start, written_gguf
 from speclab.extensions.servers.client import Order
 from speclab.extensions.servers.counters import of_rounds
-from speclab.models import loading, prompts, sources
+from speclab.models import loading, prompts
 from speclab.models.setup import load_setup
 from speclab.system.errors import EnvironmentProblem
 
@@ -74,7 +74,7 @@ def gone(number):
 @pytest.mark.parametrize("engine", ["llama", "vllm"])
 def test_both_commands_serve_one_target_and_one_of_them_drafts(engine, models, tmp_path, monkeypatch):
     monkeypatch.setattr(written_gguf, "write_model", lambda model, tokenizer, path: path)
-    monkeypatch.setattr(sources, "place_of", lambda name: name)
+    monkeypatch.setattr(loading, "place_of", lambda name: name)
     facts = {"draft_length": 3, "port": 8000, "slots": 5, "models": models}
     first, second = start.commands(argparse.Namespace(engine=engine, program=sys.executable, **facts), tmp_path)
     assert first[: len(second)] == second, "the draft is the one thing that differs"
@@ -91,7 +91,7 @@ def test_both_commands_serve_one_target_and_one_of_them_drafts(engine, models, t
 @pytest.mark.parametrize(("draft", "word"), [("draft", "draft_model"), ("feature", "eagle3"), ("ngram", "ngram")])
 def test_vllm_gets_the_word_for_each_kind_of_draft_and_the_name_that_was_typed(draft, word, monkeypatch):
     """A head says in its own file what it is. A converted file lies in a folder whose name says nothing."""
-    monkeypatch.setattr(sources, "place_of", lambda name: f"/cache/{'0f' * 20}")
+    monkeypatch.setattr(loading, "place_of", lambda name: f"/cache/{'0f' * 20}")
     place = draft if draft == "ngram" else str(loading.LAB_PAIR / draft)
     first, second = start._vllm("python", "some.gguf", place, K)
     said = json.loads(first[-1])

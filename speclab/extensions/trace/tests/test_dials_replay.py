@@ -20,7 +20,7 @@ from speclab.extensions.trace import build, page
 from speclab.extensions.trace.proposals import LONGEST, PieceTable, asked
 from speclab.extensions.trace.tests.test_trace import Tags
 from speclab.models import loading, prompts
-from speclab.models.pieces import pieces
+from speclab.models.pieces import Pieces
 from speclab.theory import formulas
 
 NODE = shutil.which("node")
@@ -182,7 +182,7 @@ def test_what_drafters_are_asked_is_what_they_propose_in_the_loop(lab, draft, k)
 def test_a_page_holds_the_ids_and_proposals(lab):
     setup, prompt, _, found = lab
     table = PieceTable()
-    text = table.text(found, pieces(setup.tokenizer, prompt.id_list, special=True))
+    text = table.text(found, Pieces(setup.tokenizer, prompt.id_list, special=True))
     [shown] = in_node(UNPACK, [text])
     numbers = {place: id_ for id_, place in table._places.items()}
     assert [numbers[place] for place in shown["ids"]] == found.ids

@@ -24,7 +24,7 @@ from speclab.extensions.trace.trace import Position
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import loading
 from speclab.models.cached import CachedModel
-from speclab.models.pieces import pieces
+from speclab.models.pieces import Pieces
 from speclab.system import terminal
 from speclab.system.paths import ROOT
 from tests.tiny_models import perturbed, tiny
@@ -202,7 +202,7 @@ def test_close_numbers_get_the_digits_that_tell_them_apart():
 def test_a_character_of_several_tokens_appears_with_its_last(tokenizer):
     ids = tokenizer("é東").input_ids
     assert len(ids) == 5  # the small vocabulary knows neither: one token per byte
-    before = pieces(tokenizer, tokenizer("x").input_ids)
+    before = Pieces(tokenizer, tokenizer("x").input_ids)
     assert trace.spell(before.fork(), ids) == ["", "é", "", "", "東"]
     assert trace.spell(before.fork(), ids[:1]) == ["\ufffd"]  # a draft that ends inside a character
     assert trace.spell(before.fork(), []) == []
