@@ -74,7 +74,7 @@ def head_of(
     stopped: whether something ended it early. settings: the choices of the flags."""
     if prompts:
         settings |= files.prompt_settings([prompt.text for prompt in prompts])
-    settings = {**setup.recorded, "seed": args.seed, "reasons": setup.reasons, **settings}
+    settings = {**setup.recorded, "seed": args.seed, "why_engine": setup.why_engine, **settings}
     what = {"benchmark": args.benchmark, "schema_version": 2, "interrupted": stopped, "settings": settings}
     return {**what, **files.when_and_where(setup.device)}
 

@@ -126,7 +126,7 @@ def ceilings_of(setup: Setup, block: int) -> dict[str, float]:
 
 def measure_model(args: argparse.Namespace, role: Role, name: str, cached: CachedModel, block: int) -> ModelPasses:
     """Measure passes of one model, and the bandwidth over a block as large as its weights, `block` bytes at most."""
-    model, weight_bytes = cached.model, weights_read(cached.model)[1] - cached.bytes_spared
+    model, weight_bytes = cached.model, weights_read(cached.model)[1] - getattr(cached.fast, "bytes_spared", 0)
     runs = common.time_passes([(cached, width) for width in args.widths], args.context, args.repeats + 1, args.seed)
     passes = [
         Pass(

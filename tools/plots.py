@@ -3,7 +3,7 @@
     python -m tools.plots [RECORD ...]
 
 A record of compare.py is results/NAME.json; its pictures are plots/NAME.png or plots/NAME-*.png. With --out all of them
-are drawn, also those that no page shows. An extension brings kinds of records of its own: RECORDS in its module pages.
+are drawn, also those that no page shows.
 """
 
 if __name__ == "__main__":
@@ -20,7 +20,6 @@ from speclab.cli import parsing
 from speclab.present import report
 from speclab.present.pictures import plots
 from speclab.records.files import ComparisonRun, Head, read
-from speclab.system import extensions
 from speclab.system.errors import reports_problems
 from speclab.system.files import write_all
 from speclab.system.paths import ROOT
@@ -49,8 +48,7 @@ KINDS: dict[str, Kind] = {"rows": Kind(ComparisonRun, report.page, _comparison)}
 
 def kind_of(content: dict[str, Any]) -> Kind | None:
     """The kind of a record, by the names of its fields; None for the record of a benchmark."""
-    own = {key: Kind(*kind) for pages in extensions.modules("pages") for key, kind in pages.RECORDS.items()}
-    return next((kind for key, kind in (own | KINDS).items() if key in content), None)
+    return next((kind for key, kind in KINDS.items() if key in content), None)
 
 
 def shown() -> set[str]:

@@ -22,11 +22,10 @@ from speclab.cli import parsing
 from speclab.system.errors import EnvironmentProblem, reports_problems
 from speclab.system.files import write_all, write_whole
 from speclab.system.paths import ROOT
-from tools import blocks
+from tools.blocks import BLOCKS
 
 README = ROOT / "README.md"
 PAGES = (README, ROOT / "models" / "lab-pair" / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-BLOCKS = blocks.BLOCKS
 LONG = 19  # lines: a table as long as this stands on its own page only
 
 

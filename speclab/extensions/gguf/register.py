@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from speclab.models import sources
+from speclab.models.loading import SOURCES, Source
 from speclab.system import cache
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.terminal import note
@@ -102,8 +102,8 @@ def _converted(path: str, size: int, time: int) -> str:
 
 def _add(usage: str, owns: Callable[[str], bool], file: Callable[[str], str]) -> None:
     """Add names of models: a folder of such a name is a folder. file: gives the path of the file of a name."""
-    sources.add(
-        sources.Source(
+    SOURCES.append(
+        Source(
             usage,
             lambda name: owns(name) and not os.path.isdir(name),
             lambda name: check_file(file(name)),

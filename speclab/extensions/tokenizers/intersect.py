@@ -72,7 +72,8 @@ class IntersectDrafter(ModelDrafter):
         return rows
 
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
-        return check_draft_prompts(self.draft.room, prompts, max_new_tokens, self.read_as, " of the draft's tokens")
+        lengths = [len(self.read_as(prompt)) for prompt in prompts]
+        return check_draft_prompts(self.draft.room, lengths, max_new_tokens)
 
     def read_as(self, prompt: list[int]) -> list[int]:
         return self._reads.prompt(prompt)
