@@ -93,7 +93,7 @@ class CModel:
     parts: packed matrices leave them one by one, so that the weights are held once more and not twice.
     """
 
-    name, graphed = "c", False
+    name = "c"
 
     def __init__(self, parts: Parts):
         embeddings, layers = parts["embeddings"], parts["layer"]

@@ -69,16 +69,12 @@ class RowPages:
 
         return by_row(logits), {layer: by_row(states) for layer, states in hidden.items()}
 
-    def prepare(self, widths: Iterable[int], longest: int) -> None:
-        """Nothing to do: any width and length runs."""
-
     def move(self, starts: list[int], rows: Tensor) -> None:
         """Move keys and values of these tokens of each text's last pass, (texts, n), to its first places."""
         for backend, start, of_text in zip(self.rows, starts, rows, strict=True):
             backend.move(start, of_text)
 
     def fill(self, generator: torch.Generator) -> None:
-        """Write random numbers into all places."""
         for backend in self.rows:
             backend.reserve(self.capacity)
             for page in backend.pages:
