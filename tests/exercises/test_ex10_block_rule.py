@@ -31,8 +31,8 @@ def ratios(drafted: tuple[int, ...], q: list[float], p: list[float]) -> list[flo
 def test_the_ratio_runs_along_the_draft_and_never_passes_1(one, drafted, q, p):
     """running_ratios: b_0 is 1, and each ratio is the one before it times p / q, capped at 1 after every token."""
     k = len(drafted)
-    answer = one.running_ratios(list(drafted), rows(*[q] * k).reshape(k, 2), rows(*[p] * (k + 1)))
-    return shown([float(b) for b in answer]) if isinstance(answer, list | tuple) else answer
+    found = one.running_ratios(list(drafted), rows(*[q] * k).reshape(k, 2), rows(*[p] * (k + 1)))
+    return shown([float(b) for b in found])
 
 
 THRESHOLDS = [  # b, p, q

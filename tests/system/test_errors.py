@@ -187,7 +187,7 @@ def test_every_script_reports_its_problems(path):
 
 @pytest.mark.skipif(not PATHS, reason="needs a checkout with git")
 def test_there_are_scripts():
-    assert {"compare", "check", "gpu", "roofline", "heads", "count_rounds"} <= {p.stem for p in SCRIPTS}
+    assert {"compare", "check", "gpu", "roofline", "heads"} <= {p.stem for p in SCRIPTS}
 
 
 # --- the terminal ---
