@@ -473,31 +473,6 @@ def test_a_token_that_is_dropped_after_it_was_drawn_makes_the_output_wrong():
     assert first == {0: Fraction(24, 25), 1: Fraction(1, 25)}
 
 
-@pytest.mark.parametrize("family", ["dense", "zeros", "one-hot"])
-@pytest.mark.parametrize(("vocab", "k", "length"), [(2, 1, 3), (2, 2, 4), (3, 2, 3)])
-def test_further_rounds_complete_the_law(family, vocab, k, length):
-    """Rounds follow rounds, drafts capped at what is left but one, as the decoder does it: down to a round of n = 0."""
-
-    def chained(tables: Tables, laws: dict[Prefix, Law], start: Prefix) -> Law:
-        if len(start) >= length:
-            return {(): Fraction(1)}
-        joint: Law = {}
-        for block, chance in laws[start].items():
-            for rest, weight in chained(tables, laws, start + block).items():
-                joint[block + rest] = joint.get(block + rest, Fraction(0)) + chance * weight
-        return joint
-
-    outcomes = []
-    for seed in range(7):  # 21 instances a family
-        tables = random_tables(seed, vocab, k, length, family)
-        jobs = [Job(tables, start, min(k, length - len(start) - 1)) for start in tables.target]
-        played = play(jobs)
-        outcomes += played
-        laws = {job.start: outcome.law for job, outcome in zip(jobs, played, strict=True)}
-        assert chained(tables, laws, ()) == target_law(tables, (), length)
-    assert_not_vacuous(outcomes, {"some"} if k == 1 else ())
-
-
 @pytest.mark.parametrize("scale", [Fraction(1), Fraction(1, 4096), Fraction(3000)])
 def test_draw_follows_its_weights_exactly(scale):
     """Each token has exactly its share of [0, 1), whatever the weights add up to; a token of weight zero has none."""

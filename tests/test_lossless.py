@@ -16,6 +16,7 @@ from torch import Tensor
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
+from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.core.rules import rule_of
 from speclab.core.sampling import Sampling
@@ -287,6 +288,12 @@ OFTEN = [Law(1.2, 3), Law(1.0, 3, draft="ngram")]
 LAWS = [
     Law(1.0, 3, draft="suffix"),
     Law(1.0, 2, draft="hybrid"),
+    Law(1.0, 2, draft="feature"),
+    *(
+        Law(1.0, 2, draft=f"{family} on {engine}")
+        for family in ("llama", "gpt2", "mistral_window")
+        for engine in DTYPE_ON
+    ),
     *(
         Law(temperature, k, top_k, top_p, draft)
         for draft in ("model", "ngram", "bad")
@@ -380,18 +387,30 @@ def p_values(seen: Tensor, law: Tensor) -> tuple[float, float]:
 
 
 @functools.cache
-def plain_models() -> dict[str, PlainTransformer]:
-    """Chosen so that the classic mistakes shift the law by much more than the statistics can miss."""
-    target = PlainTransformer(IDS, seed=3)
-    return {"target": target, "model": perturbed(target, 0.4), "bad": PlainTransformer(IDS, seed=2)}
+def models_of(family: str) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """A target and a draft, chosen so that the classic mistakes shift the law by much more than the statistics can
+    miss."""
+    target = PlainTransformer(IDS, seed=3) if family == "plain" else tiny(family, dtype=torch.float32, vocab_size=IDS)
+    return target, perturbed(target, 0.4 if family == "plain" else 0.2)
 
 
-def sampled_drafter(kind: str):
-    if kind == "suffix":
-        return SuffixDrafter(least=0.05)
-    if kind == "hybrid":
-        return HybridDrafter(NgramDrafter(2, 1), sampled_drafter("model"))
-    return NgramDrafter(2, 1) if kind == "ngram" else ModelDrafter(CachedModel(plain_models()[kind]))
+def sampled_pair(kind: str) -> tuple[CachedModel, Drafter]:
+    """A target and a drafter, of models of their own or of a family in this kind: "gpt2 on c"."""
+    family, _, engine = kind.partition(" on ")
+    target, draft = (CachedModel(model) for model in models_of("plain"))
+    if engine:
+        target, draft = (CachedModel(model, fast=on_engine(engine, model)) for model in models_of(family))
+    if kind == "feature":
+        target = CachedModel(tiny("llama", vocab_size=IDS))
+        target.hidden_layers = (0, 1)
+    drafters = {
+        "bad": lambda: ModelDrafter(CachedModel(PlainTransformer(IDS, seed=2))),
+        "ngram": lambda: NgramDrafter(2, 1),
+        "suffix": lambda: SuffixDrafter(least=0.05),
+        "hybrid": lambda: HybridDrafter(NgramDrafter(2, 1), ModelDrafter(draft)),
+        "feature": lambda: FeatureDrafter(tiny_head(vocab=IDS)),
+    }
+    return target, drafters.get(kind, lambda: ModelDrafter(draft))()
 
 
 def check_law(law: Law, target: torch.nn.Module | CachedModel, drafter, n_draws: int, rule: str = "token") -> None:
@@ -416,27 +435,7 @@ def test_joint_law(law, n_draws):
 
     tests/test_filtered_laws.py enumerates a round with every kind of draft; this goes on over many rounds.
     """
-    check_law(law, plain_models()["target"], sampled_drafter(law.draft), n_draws)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("engine", DTYPE_ON)
-@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral_window"])
-def test_joint_law_of_a_real_architecture(family, engine):
-    """The same through Hugging Face's own models."""
-    model = tiny(family, dtype=DTYPE_ON[engine], vocab_size=IDS)
-    target, draft = (CachedModel(m, fast=on_engine(engine, m)) for m in (model, perturbed(model, 0.2)))
-    check_law(Law(1.0, 2), target, ModelDrafter(draft), 3000)
-
-
-@pytest.mark.full
-def test_joint_law_of_a_draft_that_reads_states():
-    """Its proposals depend on the target's states, on its own outputs and on the tokens that it drew."""
-    model = tiny("llama", vocab_size=IDS)
-    drafter = FeatureDrafter(tiny_head(vocab=IDS))
-    target = CachedModel(model)
-    target.hidden_layers = (0, 1)
-    check_law(Law(1.0, 2), target, drafter, 3000)
+    check_law(law, *sampled_pair(law.draft), n_draws)
 
 
 @pytest.mark.parametrize(
@@ -444,10 +443,11 @@ def test_joint_law_of_a_draft_that_reads_states():
 )
 def test_joint_law_of_lengths_that_choose_themselves(kind, rule):
     """How far a draft goes depends on the tokens that it drew, and on everything before."""
-    auto = AutoLength(sampled_drafter(kind))
+    target, drafter = sampled_pair(kind)
+    auto = AutoLength(drafter)
     draft = (0.0,) * 4 if kind == "ngram" else (0.0, 0.2, 0.4, 0.6)
     auto.costs[1.0] = RoundCosts(draft, (1.0, 1.0, 1.001, 1.2))
-    check_law(Law(1.0, 3), plain_models()["target"], auto, 1000, rule)
+    check_law(Law(1.0, 3), target, auto, 1000, rule)
 
 
 # --- Randomness comes in ---------------------------------------------------------------------------------------------
@@ -643,15 +643,17 @@ def own_and_higher(reference: Reference) -> tuple[Tensor, Tensor]:
 
 
 def test_the_copy_in_higher_precision_is_made_once_and_is_wider():
-    model = tiny("llama", dtype=torch.bfloat16)
-    reference = Reference(model)
+    reference = Reference(tiny("llama", dtype=torch.bfloat16))
     own, higher = own_and_higher(reference)
     assert (own.dtype, higher.dtype) == (torch.bfloat16, torch.float64)
     assert 0 < (own.double() - higher).abs().max() < 0.2
     kept = reference._higher
     own_and_higher(reference)
     assert reference._higher is kept
-    assert (kept.dtype, model.dtype) == (torch.float32, torch.bfloat16)
+    # The copy of a mixture of experts runs its experts one by one: their kernel knows no float64.
+    own, higher = own_and_higher(Reference(tiny_families.tiny("mixtral")))
+    assert own.dtype == torch.float32
+    assert (own.double() - higher).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize(("free", "dtype"), [(10**12, torch.float64), (1000, torch.float32), (None, torch.float64)])
@@ -660,10 +662,3 @@ def test_without_room_for_the_copy_the_models_own_logits_stand_for_it(monkeypatc
     reference = Reference(tiny("llama", dtype=torch.float32))
     own_and_higher(reference)
     assert reference._higher.dtype == dtype
-
-
-def test_experts_whose_kernel_knows_no_float64_are_judged_all_the_same():
-    """A mixture of experts in float32: the copy runs its experts one by one, or the model stands for it."""
-    own, higher = own_and_higher(Reference(tiny_families.tiny("mixtral")))
-    assert own.dtype == torch.float32
-    assert (own.double() - higher).abs().max() < 1e-4

@@ -128,13 +128,6 @@ def test_the_bounds_of_the_score():
     assert min(scores) == scores[2] > simulator.SCORE
     assert scores[5] < 1 < scores[6]
     assert simulator.score(lambda *_: 2) <= simulator.BRONZE < min(scores[:2] + scores[3:])
-    text = [True, True, False, True, True, True, False, False, True, True]
-
-    def cheapest(rest: list[bool]) -> float:
-        kept = ((k, next((i for i in range(k) if not rest[i]), k)) for k in range(min(5, len(rest))))
-        return min((simulator.round_cost(k) + cheapest(rest[n + 1 :]) for k, n in kept), default=0.0)
-
-    assert simulator._cheapest(text) == pytest.approx(cheapest(text) / len(text))
     assert simulator.oracle() == pytest.approx(0.589, abs=5e-4)
     medals = {0.9: "no medal", simulator.fixed(2): "bronze", simulator.SCORE: "silver"}
     assert {score: simulator.medal(score) for score in medals} == medals

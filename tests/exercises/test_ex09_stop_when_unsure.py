@@ -10,7 +10,7 @@ from fractions import Fraction
 import pytest
 from torch import Tensor
 
-from tests.exercises.answers import asked, mistaken, wrong
+from tests.exercises.answers import asked, wrong
 from tests.exercises.test_ex04_rejection import draw, rows, wrong_law
 from tests.test_exact import Law, Row, Tables, completed, floats, random_tables
 
@@ -184,11 +184,3 @@ def test_a_stop_leaves_the_targets_law_alone(learner):
     for tables, bound in itertools.product(many, (0.3, 0.5)):
         if found := wrong_law(tables, law_with(learner.draft_until_unsure, tables, bound)):
             wrong(f"a draft that ends after a token below {bound}, {found[0]}. {found[1]}")
-
-
-def test_the_biased_rule_of_the_chapter_is_biased():
-    """p = q = (4/5, 1/5): dropping the second token after it was looked at gives (24/25, 1/25)."""
-    one = mistaken("ex09_stop_when_unsure", "a token that is not likely is not handed over")
-    law = law_with(one.draft_until_unsure, of_the_chapter(), 0.5)
-    first = [sum(share for tokens, share in law.items() if tokens[0] == token) for token in (0, 1)]
-    assert first == [Fraction(24, 25), Fraction(1, 25)]

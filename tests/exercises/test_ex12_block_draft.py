@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.exercises.answers import asked, chapter, mistaken, mistakes, named, simplest, whole, wrong
+from tests.exercises.answers import asked, named, simplest, whole, wrong
 from tests.exercises.test_ex04_rejection import overlap, rows, shown, wrong_law
 from tests.exercises.test_ex09_stop_when_unsure import law_of, tokens_by_length
 from tests.test_exact import Law, Row, Tables, floats, random_tables
@@ -188,25 +188,3 @@ def test_the_rows_that_are_handed_over_keep_the_targets_law(learner):
         if found := wrong_law(one[0], law):
             name = named(learner, lambda module, one=one, law=law: law_with(module, *one) == law)
             wrong("slots {1}, bias {2}, last {3}, ".format(*one) + f"{found[0]}{name}. {found[1]}")
-
-
-def test_the_two_slots_of_the_chapter():
-    """Slots whose joint law is not the target's, and what is accepted of them."""
-    joint = {(x, y): COIN[x] * OF_COURSE[x][y] for x in range(2) for y in range(2)}
-    alone = {(x, y): COIN[x] * sum(joint[z, y] for z in range(2)) for x in range(2) for y in range(2)}
-    rows_said = re.findall(r"^ (of|no) +(course|problem) +(\S+) +(\S+)", chapter(STEM), re.MULTILINE)
-    assert [(Fraction(p), Fraction(q)) for _, _, p, q in rows_said] == [(joint[key], alone[key]) for key in joint]
-    assert accepted(COIN, OF_COURSE, COIN, [COIN, COIN]) == Fraction(3, 2)
-    assert accepted(COIN, OF_COURSE, COIN, OF_COURSE) == 2
-
-
-# How the names of mistakes begin. p = (5/6, 1/6), the slot (1/2, 1/2), with its bias (2/3, 1/3).
-BIASED = {"the slot's own row is": Fraction(1, 9), "the token is drawn": Fraction(1, 4), "the row is": Fraction(1, 6)}
-
-
-def test_a_row_that_was_not_drawn_from_is_biased():
-    """A row that is called certain is not."""
-    for begins, share in BIASED.items():
-        (name,) = [name for name in mistakes(STEM) if name.startswith(begins)]
-        law = law_with(mistaken(STEM, name), *of_the_chapter())
-        assert sum(chance for tokens, chance in law.items() if tokens[0] == 1) == share, name

@@ -268,13 +268,13 @@ def test_the_sweep_of_families_decodes_it_eagerly_and_in_no_other_way(name):
     assert row.no_trees
 
 
-def setup() -> Setup:
+def made() -> Setup:
     model, reasons = tiny("lfm2"), dict.fromkeys(("device", "dtype", "threads", "engine"), "asked for")
     return Setup(CachedModel(model), None, "tiny", Sampling(), model.device, model.dtype, reasons)
 
 
 def test_the_head_of_a_run_says_what_is_different():
-    assert "\nstates  recurrent layers: after a rejected draft" in setup().describe()
+    assert "\nstates  recurrent layers: after a rejected draft" in made().describe()
 
 
 def peer(arm: Arm, draft: PreTrainedModel | None = None) -> PeerDecoding:
@@ -288,9 +288,9 @@ REFUSED = {
     "lookup": (lambda: peer(Arm("lookup", "ngram", 4)), NO_CROP),
     "assisted": (lambda: peer(Arm("assisted", "model", 4), tiny("lfm2")), NO_CROP),
     "training": (lambda: heads.check_target(tiny("lfm2")), UNKNOWN),
-    "feature": (lambda: registry.read("feature").make(setup()), UNKNOWN),
-    "block": (lambda: registry.read("block").make(setup()), UNKNOWN),
-    "hybrid": (lambda: registry.read("hybrid:ngram+feature").make(setup()), UNKNOWN),
+    "feature": (lambda: registry.read("feature").make(made()), UNKNOWN),
+    "block": (lambda: registry.read("block").make(made()), UNKNOWN),
+    "hybrid": (lambda: registry.read("hybrid:ngram+feature").make(made()), UNKNOWN),
     "rows": (
         lambda: checks.check_rows(tiny("lfm2"), "is no row", "choose another"),
         "lfm2 is no row: it has recurrent layers",
