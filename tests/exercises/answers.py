@@ -89,7 +89,7 @@ def agree(
     """
     if right is None:
         solution = importlib.import_module(f"solutions.{stem_of(learner)}")
-        right = [ask(solution, *case) for case in cases]
+        right = RIGHT[ask] = RIGHT.get(ask) or [ask(solution, *case) for case in cases]
     found = [_answer(ask, learner, case) for case in cases]
     pairs = list(zip(cases, found, strict=True))
     for case, given, expected in zip(cases, found, right, strict=True):
@@ -135,7 +135,7 @@ def named(learner: ModuleType, explains: Callable[[ModuleType], bool]) -> str:
     """The well-known mistake that `explains` what a learner's code does, if it is one."""
     for name in mistakes(stem_of(learner)):
         with contextlib.suppress(Exception, pytest.fail.Exception):  # one that does not fit has no answer everywhere
-            if explains(mistaken(stem_of(learner), name)):
+            if explains(known(stem_of(learner), name)):
                 return f". It looks as if yours has this mistake: {name}"
     return ""
 
@@ -156,6 +156,10 @@ def mistakes(stem: str) -> dict[str, tuple[str, list[Edit]]]:
 def mistaken(stem: str, name: str) -> ModuleType:
     """A fresh copy of the solution with this mistake."""
     return copy_of(stem, with_mistakes(stem, name))
+
+
+known = functools.cache(mistaken)  # nobody watches its functions
+RIGHT: dict[Callable, list] = {}  # the solution's answers
 
 
 def with_mistakes(stem: str, *names: str) -> str:

@@ -78,7 +78,7 @@ def test_warm_up_runs_are_run_and_not_timed(one):
     machine = Machine(slow_runs=2)
     times = machine.timed_by(one, n_warm_up=2)
     calls = [i for i, call in enumerate(machine.calls) if call == "decode"]
-    early = machine.calls[: calls[1]].count("clock")
+    early = machine.calls[: calls[min(1, len(calls) - 1)]].count("clock")
     return dict(zip(WARMED, (len(calls), machine.started, machine.finished, early), strict=True)) | {"times": times}
 
 

@@ -171,11 +171,11 @@ def worst_difference(cached: CachedModel, text: list[int]) -> float:
     with torch.inference_mode():
         ids = torch.tensor([[START, *text]])
         cached.model(input_ids=PROMPT, decoder_input_ids=ids, past_key_values=fresh, use_cache=True)
-    pairs = [*zip(own.layers, fresh.self_attention_cache.layers, strict=True)]
-    pairs += zip(cached._backend._both.cross_attention_cache.layers, fresh.cross_attention_cache.layers, strict=True)
-    parts = [(getattr(mine, part), getattr(right, part)) for mine, right in pairs for part in ("keys", "values")]
-    assert [mine.shape for mine, _ in parts] == [right.shape for _, right in parts]
-    return max((mine - right).abs().max().item() for mine, right in parts)
+    held = [*own.layers, *cached._backend._both.cross_attention_cache.layers]
+    right = [*fresh.self_attention_cache.layers, *fresh.cross_attention_cache.layers]
+    parts = [[part for layer in layers for part in (layer.keys, layer.values)] for layers in (held, right)]
+    assert [part.shape for part in parts[0]] == [part.shape for part in parts[1]]
+    return max((mine - theirs).abs().max().item() for mine, theirs in zip(*parts, strict=True))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
