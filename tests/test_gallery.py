@@ -30,16 +30,21 @@ from tests.theory.test_forecast import TableModel
 CPU = torch.device("cpu")
 
 
-def chain(rows: Tensor) -> TableModel:
-    """A model whose next token depends on the last one alone, so thousands of rounds are cheap. rows: (vocab, vocab)"""
-    table = rows.tolist()
-    return TableModel(lambda text: table[text[-1] if text else 0], 1)
+class Chain(TableModel):
+    """Its next token depends on the last one alone, so thousands of rounds are cheap. rows: (vocab, vocab)"""
+
+    def __init__(self, rows: Tensor):
+        self.rows = rows.log()
+        super().__init__(lambda text: rows[0], 0)
+
+    def _logits(self, first: int) -> Tensor:
+        return self.rows[self.tokens[first:]][None]
 
 
 def sampled(target_table: Tensor, drafter: ModelDrafter, n: int) -> list[Round]:
     """n tokens of a Markov chain, in at most n rounds, so that a loop that does not stop fails a test."""
     generator, prompt = torch.Generator().manual_seed(0), torch.tensor([[0]])
-    rounds = speculative_rounds(chain(target_table), drafter, prompt, 3, n, Sampling(1.0), generator)
+    rounds = speculative_rounds(Chain(target_table), drafter, prompt, 3, n, Sampling(1.0), generator)
     rounds = list(itertools.islice(rounds, n))
     kinds = {(r.n_accepted > 0, r.n_accepted < r.n_drafted) for r in rounds if r.n_drafted}
     assert kinds >= {(False, True), (True, False)}, "drafts were rejected, and others were kept"
@@ -63,7 +68,7 @@ def total_variations() -> dict[int, float]:
     generator = torch.Generator().manual_seed(11)  # tables in whose texts no id is rare
     target, draft = (torch.randn(IDS, IDS, generator=generator, dtype=torch.float64).softmax(-1) for _ in range(2))
     n_tokens = 8 * N_OF_EACH[-1]
-    rounds = sampled(target, ModelDrafter(chain(draft)), n_tokens)
+    rounds = sampled(target, ModelDrafter(Chain(draft)), n_tokens)
     text = torch.tensor([0, *tokens_of(rounds)])
     assert len(text) == n_tokens + 1
     found = {}
@@ -109,7 +114,7 @@ def test_every_uniform_is_used_once(monkeypatch):
     monkeypatch.setattr(accept_module, "accept", watched_accept)
     coin = torch.full((4, 4), 0.25, dtype=torch.float64)
     other = torch.eye(4, dtype=torch.float64) * 0.96 + 0.01
-    rounds = sampled(coin, Watched(chain(other)), 41)
+    rounds = sampled(coin, Watched(Chain(other)), 41)
     assert len(used) == len(set(used)) >= 2 * sum(r.n_drafted for r in rounds) + len(rounds) - 1
 
 
@@ -171,10 +176,7 @@ def script(monkeypatch, capsys, prompt):
         return NgramDrafter(longest=40, shortest=40)  # the text is too short for a match
 
     tokenizer = byte_level()
-    reasons = dict.fromkeys(("device", "dtype", "threads", "engine"), "test")
-    setup = Setup(
-        TimedModel(tiny_llama(seed=3, n_layers=1)), tokenizer, "tiny", Sampling(), CPU, torch.float64, reasons
-    )
+    setup = Setup(TimedModel(tiny_llama(seed=3, n_layers=1)), tokenizer, "tiny", Sampling(), CPU, torch.float64)
     monkeypatch.setattr(decoding, "time", SimpleNamespace(perf_counter=lambda: Clock.now))
     monkeypatch.setattr(flags, "setup_from", lambda *_: setup)
     monkeypatch.setattr(flags, "read_prompts", lambda *_: [Prompt("test", "text", prompt)] * 3)
