@@ -235,12 +235,9 @@ def calls(source: str) -> dict[str, set[str]]:
 
 def reach(uses: list[str], source: str) -> list[str]:
     """These functions and all that they call in the learner's file, directly or not."""
-    known, found, waiting = calls(source), set(), list(uses)
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            waiting += known.get(name, ())
+    known, found = calls(source), {*uses}
+    for _ in known:
+        found = found.union(*(known.get(name, ()) for name in found))
     return sorted(found)
 
 
