@@ -22,15 +22,14 @@ from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.theory.formulas import book_formula, expected_tokens_per_round
-from tests.decoding import speculative_rounds
+from tests.decoding import ScriptedTarget, speculative_rounds
 from tests.llamas import tiny_llama
 from tests.small_tokenizers import byte_level
-from tests.theory.test_forecast import TableModel
 
 CPU = torch.device("cpu")
 
 
-class Chain(TableModel):
+class Chain(ScriptedTarget):
     """Its next token depends on the last one alone, so thousands of rounds are cheap. rows: (vocab, vocab)"""
 
     def __init__(self, rows: Tensor):
