@@ -227,7 +227,7 @@ def test_the_table_of_the_chapter():
     table = re.findall(r"^ (\S.*?) {2,}(\d+) of (\d+) +([\d.]+)$", chapter(STEM), re.MULTILINE)
     assert [row[0] for row in table] == list(SAID)
     for name, *said in table:
-        mistake = [one for one in mistakes(STEM) if SAID[name] and one.startswith(SAID[name])]
+        mistake = [known for known in mistakes(STEM) if SAID[name] and known.startswith(SAID[name])]
         assert len(mistake) == bool(SAID[name])
         accepted, drafted, n_rounds = counted(copy_of(STEM, with_mistakes(STEM, *mistake)))
         assert said == [str(accepted), str(drafted), f"{(N_NEW - 1) / n_rounds:.2f}"], name
