@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, LEDConfig, PreTrainedModel
 
-from benchmarks.peers.library import BEAM, PeerDecoding
+from benchmarks.peers.library import PeerDecoding
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import tokens_of
@@ -335,14 +335,13 @@ def test_no_head_is_trained_for_it():
 # --- The library's own decoders --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("method", "k"), [("generate", 0), ("assisted", 3), ("lookup", 3), (BEAM, 2)])
+@pytest.mark.parametrize(("method", "k"), [("generate", 0), ("assisted", 3), ("lookup", 3)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_librarys_own_decoders_run_as_arms(family, method, k):
     draft = perturbed(target_of(family), 0.06) if method == "assisted" else None
     decoding = PeerDecoding(Arm(method, draft_length=k), target_of(family), PROMPT, N_NEW, draft)
     decoding.advance()
     assert len(decoding.tokens) == N_NEW
-    if method != BEAM:
-        assert decoding.tokens == text_of(family)
+    assert decoding.tokens == text_of(family)
     if method == "generate":
         assert decoding.counts.n_rounds == N_NEW - 1
