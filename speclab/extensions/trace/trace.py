@@ -126,7 +126,6 @@ class Trace:
         return any(event.parents for event in self.events)
 
     def baseline_tokens(self, seconds: float) -> int:
-        """Tokens the baseline has by then."""
         return bisect_right([end for _, end in self.baseline], seconds)
 
 
@@ -152,7 +151,6 @@ def branches(proposed: Sequence[Position]) -> list[list[int]]:
 
 
 def _proposed_texts(made: Pieces, proposed: list[Position]) -> list[str]:
-    """What each proposed token adds to the text, after those before it."""
     if not any(position.parent is not None for position in proposed):
         return spell(made.fork(), [position.id for position in proposed])
     ways = [[*branch, position.id] for branch, position in zip(branches(proposed), proposed, strict=True)]

@@ -159,7 +159,7 @@ def test_any_text_replays_the_loop(texts):
 @pytest.fixture(scope="module")
 def lab():
     setup = build.load_setup(loading.LAB_TARGET, engine="eager")
-    (*_, prompt) = build.first_of_each_kind(prompts.encode(prompts.standard(), setup.tokenizer))
+    (*_, prompt) = prompts.first_of_each_kind(prompts.encode(prompts.standard(), setup.tokenizer), 1)
     drafts = {name: registry.make(name, setup) for name in build.DRAFTS[loading.LAB_TARGET]}
     return setup, prompt, drafts, asked(setup.target, drafts, prompt.ids, DecodeSettings(48, eos=setup.eos))
 
