@@ -77,7 +77,9 @@ def _read(name: str) -> str:
         return found.decode("utf-8-sig")  # a byte order mark is no part of a text
     except (AttributeError, OSError, ValueError) as error:  # no standard input; a NUL in the name, or no UTF-8
         reason = getattr(error, "strerror", None) or error
-        raise UsageProblem(f"cannot read {name}: {reason}; give a text file in UTF-8") from None
+        raise UsageProblem(
+            f"cannot read {name}: {reason}; give a text file in UTF-8, or - for standard input"
+        ) from None
 
 
 def read_texts(name: str) -> list[tuple[str, Messages]]:
