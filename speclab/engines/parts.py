@@ -77,7 +77,7 @@ def parts_of(model: PreTrainedModel) -> Parts:
     caches = DynamicCache(config=config).layers or [None] * len(layers)
     made = []
     for i, (layer, attention) in enumerate(zip(layers, attentions, strict=True)):
-        made.append(_layer(layer, attention, norm, heads))
+        made.append(layer_parts(layer, attention, norm, heads))
         if angles and getattr(attention, "use_rope", True):
             made[i]["rotary"] = named.index(kinds[i]) if by_kind else 0
         made[i]["window"] = getattr(caches[min(i, len(caches) - 1)], "sliding_window", None)
@@ -106,7 +106,7 @@ def parts_of(model: PreTrainedModel) -> Parts:
     }
 
 
-def _layer(layer: Any, attention: Any, norm: Callable[[Any], tuple | None], heads: int) -> Parts:
+def layer_parts(layer: Any, attention: Any, norm: Callable[[Any], tuple | None], heads: int) -> Parts:
     """Read one decoder layer, by the names of its parts."""
     mlp = layer.mlp
     fused = _first(attention, "qkv_proj", "c_attn", "query_key_value")

@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation, rotations
 from speclab.drafts.heads.rollout import rollout
-from speclab.engines.parts import ACTIVATIONS, Parts, linear
+from speclab.engines.parts import ACTIVATIONS, Parts, layer_parts, linear
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,7 @@ class FeatureHead(nn.Module):
 
 def parts_of_head(head: FeatureHead) -> Parts:
     """Return what the engine `c` has to know of a head; fusing what the target gave is not among it."""
-    layer, block = head.layer, head.config.block
-    attention, mlp = layer.self_attn, layer.mlp
+    layer, block, attention = head.layer, head.config.block, head.layer.self_attn
 
     def angles(positions: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = rotations(block, positions)
@@ -130,26 +129,15 @@ def parts_of_head(head: FeatureHead) -> Parts:
     def norm(module: nn.Module) -> tuple[Tensor, None] | None:
         return (module.weight, None) if isinstance(module, Norm) else None
 
-    one = {
-        "qkv": linear(attention.q_proj, attention.k_proj, attention.v_proj),
-        "out": linear(attention.o_proj),
-        "up": linear(mlp.gate_proj, mlp.up_proj),
-        "down": linear(mlp.down_proj),
-        "before_attention": norm(layer.input_layernorm),
-        "before_mlp": norm(layer.post_attention_layernorm),
-        "queries": norm(attention.q_norm),
-        "keys": norm(attention.k_norm),
-        "rotary": 0,
-    }
     return {
-        "layer": [one],
+        "layer": [layer_parts(layer, attention, norm, attention.n_queries) | {"rotary": 0}],
         "embeddings": head.embed_tokens.weight,
         "head": linear(head.lm_head),
         "last": norm(head.norm),
         "heads": attention.n_queries,
         "kv_heads": attention.n_keys,
         "head_size": attention.head_size,
-        "mlp": mlp.gate_proj.out_features,
+        "mlp": layer.mlp.gate_proj.out_features,
         "epsilon": block.rms_norm_eps,
         "activation": ACTIVATIONS[block.hidden_act],
         "attention_scale": attention.head_size**-0.5,
