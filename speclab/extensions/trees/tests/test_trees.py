@@ -219,7 +219,7 @@ class Poisoned(CachedModel):
         n_dropped = before - self.length
         parts = [part[:, :, part.shape[2] - n_dropped :] for layer in storage for part in layer]
         if isinstance(self.backend, CBackend):
-            parts = [part for row in range(self.length, before) for part in row_of(self.backend.text, row)]
+            parts = [part for row in range(self.length, before) for part in row_of(self.backend, row)]
         with torch.inference_mode():
             for part in parts:
                 part.fill_(torch.nan)
