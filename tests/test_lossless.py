@@ -35,7 +35,7 @@ from speclab.models.checking import rounding
 from speclab.models.checking.rounding import Reference
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence
-from tests.decoding import plain_text, speculative_rounds
+from tests.decoding import Noted, plain_text, speculative_rounds
 from tests.grids import pairs_often
 from tests.heads import tiny_head
 from tests.rules import RULES
@@ -84,25 +84,6 @@ def subject(family: str, engine: str = "eager") -> Subject:
     return Subject(model, perturbed(model, 0.07), tiny("llama", seed=99, dtype=dtype), prompt, text, engine)
 
 
-class Spy:
-    """Passes everything to a drafter and writes down what was asked and what was proposed."""
-
-    def __init__(self, drafter):
-        self.drafter, self.asked, self.proposed = drafter, [], []
-
-    def prefill(self, target, prompt, sampling):
-        self.drafter.prefill(target, prompt, sampling)
-
-    def propose(self, k, uniforms):
-        draft = self.drafter.propose(k, uniforms)
-        self.asked.append(k)
-        self.proposed.append(draft.tokens[0].tolist())
-        return draft
-
-    def observe(self, n_accepted, committed):
-        self.drafter.observe(n_accepted, committed)
-
-
 def make_drafter(kind: str, s: Subject):
     if kind == "ngram":
         return NgramDrafter(longest=3, shortest=1)
@@ -131,17 +112,18 @@ def rounds_that_must_come(text: list[int], proposed: list[list[int]], limit: int
 
 def check_greedy(s: Subject, kind: str, k: int, limit: int, eos: frozenset[int] = frozenset()) -> list[Round]:
     """One decoding: its text, every count of every round, the pass count and the budget."""
-    target, spy = s.cached(s.model), Spy(make_drafter(kind, s))
-    rounds = list(speculative_rounds(target, spy, s.prompt, k, limit, eos=eos))
+    target, noted = s.cached(s.model), Noted(make_drafter(kind, s))
+    rounds = list(speculative_rounds(target, noted, s.prompt, k, limit, eos=eos))
+    proposed = [draft.tokens[0].tolist() for draft in noted.drafts]
     ends = [i + 1 for i, token in enumerate(s.text[:limit]) if token in eos]
     label = f"{kind}, k = {k}, {limit} new tokens, eos {set(eos)}"
     assert [t for r in rounds for t in r.tokens] == s.text[: min(ends, default=limit)], label
-    assert rounds == rounds_that_must_come(s.text, spy.proposed, limit, eos), label
+    assert rounds == rounds_that_must_come(s.text, proposed, limit, eos), label
     assert target.n_passes == len(rounds), f"{label}: one pass for the prompt and one per round"
     assert [r.prefill for r in rounds] == [True] + [False] * (len(rounds) - 1), label
     assert [r.finish is not None for r in rounds] == [False] * (len(rounds) - 1) + [True], label
     said = 1
-    for asked, proposal, r in zip(spy.asked, spy.proposed, rounds[1:], strict=True):
+    for asked, proposal, r in zip(noted.asked, proposed, rounds[1:], strict=True):
         assert asked == min(k, limit - said - 1), f"{label}: drafts that cannot be used were asked for, or too few"
         assert len(proposal) == r.n_drafted <= asked, label
         said += len(r.tokens)

@@ -79,10 +79,8 @@ def probs_of_texts(measured: Measurement, longest: int) -> ProbsOfText:
 
 
 class KnownText:
-    """An engine that computes nothing: its logits are 1 for the text's own next token, and 0 for every other one.
-
-    It is `CachedModel.fast`, and the backend of one decoding, too. prompt: (1, prompt length) ids. text: the new ones.
-    """
+    """An engine that computes nothing: its logits are 1 for the text's own next token, and 0 for every other one. It is
+    `CachedModel.fast`, and the backend of one decoding, too. prompt: (1, prompt length) ids. text: the new ones."""
 
     name, graphed, bytes_spared = "known text", False, 0
     n_replays = n_single = 0
@@ -103,11 +101,10 @@ class KnownText:
     def prefill(self, prompt: Tensor) -> Tensor:
         return self._read(0, prompt.shape[1])[:, -1:]
 
-    def step(self, tokens: Tensor, length: int) -> Tensor:
-        return self.forward(tokens, length)
-
     def forward(self, tokens: Tensor, length: int) -> Tensor:
         return self._read(length + self._offset, tokens.shape[1])
+
+    step = forward
 
     def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
         """Where a token is not the text's its logits mean nothing, and no rule looks."""
@@ -115,11 +112,9 @@ class KnownText:
         return self._logits(nn.functional.pad(self._ids, (0, tokens.shape[1] + 1))[:, positions[0] + 1])
 
     def keep(self, length: int, rows: Tensor) -> None:
-        """Keep a path, whose tokens are the text's own."""
-        self._last = slice(length, length + len(rows))
+        self._last = slice(length, length + len(rows))  # of a path, whose tokens are the text's own
 
-    def crop(self, n_tokens: int, length: int) -> None:
-        """Do nothing: the states of the last pass stay readable."""
+    def crop(self, n_tokens: int, length: int) -> None: ...
 
     def forward_first(self, tokens: Tensor, length: int, n_layers: int) -> Tensor:
         """Where a drafted token is not the text's, the first layers run over all that comes before it."""
@@ -175,14 +170,17 @@ def rounds_of_texts(measured: Measurement) -> Callable[[Arm, int, Text], list[Ro
 
     A draft knows what its rounds cost, and learns the rest again: nothing of the timed rounds is used.
     """
-    bench, drafters = measured.bench, dict[Arm, Drafter]()
+    bench = measured.bench
+
+    @functools.cache
+    def untaught(arm: Arm) -> Drafter:
+        drafter = copy.deepcopy(bench.drafters[arm.draft])
+        drafter.forget()
+        return drafter
 
     @functools.cache
     def rounds(arm: Arm, prompt_index: int, text: Text) -> list[RoundCounts]:
-        if arm not in drafters:
-            drafters[arm] = copy.deepcopy(bench.drafters[arm.draft])
-            drafters[arm].forget()
-        drafter = copy.deepcopy(drafters[arm])  # shares what is learned
+        drafter = copy.deepcopy(untaught(arm))  # shares what is learned
         prompt = measured.prompts[prompt_index].ids.to(bench.setup.device)
         return replay_rounds(bench.functions, bench.setup.target, drafter, prompt, text, arm.draft_length)
 

@@ -67,7 +67,6 @@ def row_of(
     distances = [s.distance for s in own if s.distance is not None]
     shares = [s.own_rates for s in own if s.own_rates]
     heads = shares[0] if len(shares) == len(pairs) else ()
-    has_rounds = bool(arm.draft) and all(s.rounds for s in own)
     has_texts = temperature == 0 and all(one.texts for pair in pairs for one in pair)
     row = Row(
         method=arm.method,
@@ -88,8 +87,6 @@ def row_of(
         speedup_low=low,
         speedup_high=high,
         speedup_with_prefill=before / seconds if end_to_end else (before + baseline_prefill) / (seconds + prefill),
-        accepted_lengths=[counts.accepted_lengths[i] for i in range(arm.draft_length + 1)] if has_rounds else None,
-        n_without_drafts=counts.n_without_drafts if has_rounds else None,
         acceptance_rate=counts.acceptance_rate,
         drafted_fraction=counts.drafted_fraction,
         tokens_per_round=counts.tokens_per_round if arm.speculative else None,

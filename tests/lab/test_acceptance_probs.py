@@ -28,9 +28,8 @@ from speclab.models.prompts import Prompt
 from speclab.records.rows import BASELINE, Arm
 from speclab.theory import ladder
 from speclab.theory.forecast import forecast
-from tests.decoding import plain_text, speculative_rounds
+from tests.decoding import Noted, plain_text, speculative_rounds
 from tests.lab.test_harness import Machine, finish, make_bench, make_prompt
-from tests.lab.test_lossy import Noted
 from tests.tiny_models import PlainTransformer, perturbed
 
 BUDGET = 40
@@ -123,7 +122,7 @@ def test_acceptance_probabilities_of_prompt_lookup_are_what_it_really_proposes(b
         text = tokens_of(rounds)
         found = accept_probs(bench, "ngram", prompt, text, sampling, LONGEST)
         assert len(found) == len(text)
-        for t, draft in drafter.drafts:
+        for t, draft in zip(drafter.places, drafter.drafts, strict=True):
             right = [float(a == b) for a, b in zip(draft.tokens[0].tolist(), text[t:], strict=False)]
             k = min(LONGEST, BUDGET - t - 1)
             assert list(found[t])[:k] == right

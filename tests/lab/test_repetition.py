@@ -6,18 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import compare
 from speclab.core.sampling import GREEDY
 from speclab.lab.bench import Bench, n_before_repetition
 from speclab.lab.comparison import build_rows
 from speclab.lab.harness import measure
 from speclab.lab.known_texts import calibrated
 from speclab.models import prompts
-from speclab.present import screen
-from speclab.records import files
-from speclab.records.files import ComparisonRun
+from speclab.models.names import LAB_TARGET
 from speclab.records.rows import BASELINE, GENERATE, Arm
-from tests.lab.test_harness import Machine, make_bench, make_prompt
+from tests.lab.conftest import call
+from tests.lab.test_harness import Machine, finish, make_bench, make_prompt
 from tests.tiny_models import VOCAB, perturbed, tiny
 
 MODEL, NGRAM = Arm("model", "model", 2), Arm("ngram", "ngram", 4)
@@ -35,27 +33,12 @@ def planted(n_before: int, period: int, n_repeated: int) -> list[int]:
     return once + [once[n_before + i % period] for i in range(n_repeated)]
 
 
-@given(st.integers(0, 60), st.integers(1, 48), st.integers(32, 150))
-def test_a_repetition_begins_with_the_first_token_that_is_repeated(n_before, period, n_repeated):
-    assert n_before_repetition(planted(n_before, period, n_repeated)) == n_before + period
-
-
-@given(st.integers(0, 60), st.integers(49, 120), st.integers(0, 150))
-def test_longer_periods_do_not_count(n_before, period, n_repeated):
-    text = planted(n_before, period, n_repeated)
-    assert n_before_repetition(text) == len(text)
-
-
-@given(st.integers(0, 60), st.integers(1, 48), st.integers(0, 31))
-def test_fewer_tokens_do_not_count(n_before, period, n_repeated):
-    text = planted(n_before, period, n_repeated)
-    assert n_before_repetition(text) == len(text)
-
-
-@given(st.integers(0, 60), st.integers(1, 48), st.integers(32, 100))
-def test_a_repetition_that_ends_before_the_text_does_not_count(n_before, period, n_repeated):
-    text = [*planted(n_before, period, n_repeated), -1]
-    assert n_before_repetition(text) == len(text)
+@given(st.integers(0, 60), st.integers(1, 120), st.integers(0, 150), st.booleans())
+def test_a_repetition_begins_with_the_first_token_that_is_repeated(n_before, period, n_repeated, ends):
+    """Where its period and its length are in the bounds, and the text ends in it."""
+    text = [*planted(n_before, period, n_repeated), *([] if ends else [-1])]
+    counts = period <= 48 and n_repeated >= 32 and ends
+    assert n_before_repetition(text) == (n_before + period if counts else len(text))
 
 
 # --- in a measurement -------------------------------------------------------------------------------------------------
@@ -75,10 +58,7 @@ PROMPTS = [
 
 def test_every_arm_is_cut_where_the_baselines_greedy_text_begins_to_repeat(pair):
     bench = make_bench(pair, BUDGET)
-    whole = [bench.decoding(BASELINE, GREEDY, prompt) for prompt in PROMPTS]
-    for decoding in whole:
-        while not decoding.done:
-            decoding.advance()
+    whole = [finish(bench.decoding(BASELINE, GREEDY, prompt)) for prompt in PROMPTS]
     budgets = [max(2, n_before_repetition(decoding.tokens)) for decoding in whole]
     assert budgets[0] == BUDGET == len(whole[0].tokens)
     assert [n < BUDGET for n in budgets] == [False, True, True, True]
@@ -120,19 +100,14 @@ def test_repetition_adds_nothing_to_a_speedup(pair, monkeypatch):
     assert copied.tokens_per_round > 1.25 * text.tokens_per_round
 
 
-def test_the_screen_says_what_was_cut(tmp_path, monkeypatch, capsys):
+def test_the_screen_says_what_was_cut(pair_folder, tmp_path, monkeypatch):
     """The lab's pair on three prompts, of which two lead it into a loop."""
     by_kind = {kind: [text for its_kind, text in prompts.standard() if its_kind == kind] for kind in prompts.KINDS}
     texts = [("code", by_kind["code"][4]), ("prose", by_kind["prose"][0]), ("copy", by_kind["copy"][3])]
-    monkeypatch.setattr(prompts, "standard", lambda: texts)
-    words = ["--draft", "model,ngram", "-k", "2", "--temperature", "0,0.8", "--engine", "eager", "--threads", "1"]
-    size = ["--limit", "1", "--repeats", "1", "--max-new-tokens", "44", "--out-dir", str(tmp_path)]
-    assert compare.main([*words, *size]) == 0
-    run = files.read(tmp_path / "results" / "local.json", ComparisonRun)
-    assert run.prompts["n_cut"] == 2
-    rows = {(row.method, row.temperature, row.prompt_kind): row for row in run.rows if row.draft}
-    row = rows["ngram", 0.0, "all"]
-    line = screen.loops_line(run)
-    assert line.startswith("lab pair: 2 of 3 greedy texts")
-    assert rows["ngram", 0.8, "all"].n_tokens == 3 * 43 > row.n_tokens
-    assert line in " ".join(capsys.readouterr().out.split())
+    monkeypatch.setattr("tests.lab.conftest.TEXTS", texts)
+    words = ("--target", LAB_TARGET, "--draft", "ngram", "-k", "2", "--max-new-tokens", "44", "--no-padded")
+    ran = call(pair_folder, tmp_path, *words)
+    assert (ran.code, ran.record.prompts["n_cut"]) == (0, 2)
+    n_tokens = {row.temperature: row.n_tokens for row in ran.record.rows if row.draft and row.prompt_kind == "all"}
+    assert n_tokens[0.8] == 3 * 43 > n_tokens[0.0]
+    assert "lab pair: 2 of 3 greedy texts" in " ".join(ran.out.split())

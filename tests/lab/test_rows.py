@@ -63,7 +63,7 @@ def test_plain_rows():
     baseline = [sample(BASELINE, i, 1.0 + i) for i in range(3)]
     made = row(baseline, baseline)
     assert (made.speedup_low, made.speedup, made.speedup_high, made.speedup_with_prefill) == pytest.approx([1.0] * 4)
-    assert made.draft is made.tokens_per_round is made.accepted_lengths is made.book_formula is made.verdict is None
+    assert made.draft is made.tokens_per_round is made.book_formula is made.verdict is None
     theirs = row([sample(GENERATE, i, 1.25, prefill=0.0) for i in range(3)], baseline)
     assert theirs.speedup == theirs.speedup_with_prefill == pytest.approx((1 + 2 + 3 + 3 * 0.5) / (3 * 1.25))
     assert theirs.same_as_baseline is True
@@ -82,13 +82,6 @@ def test_nothing_tested_has_no_acceptance(arm, counts, expected):
     found = (made.acceptance_rate, made.drafted_fraction, made.book_formula_drafted_fraction, made.tokens_per_round)
     assert found == expected
     assert made.book_formula is None
-
-
-def test_accepted_lengths_hold_every_length_up_to_k():
-    made = sample(Arm("model", "model", 3), 0, 1.0)
-    made.rounds = [[RoundCounts(0, 0)] * 3 + [RoundCounts(3, 0)] + [RoundCounts(3, 3)] * 2]
-    found = row([made], [sample(BASELINE, 0, 1.0)])
-    assert (found.accepted_lengths, found.n_without_drafts) == ([4, 0, 0, 2], 3)
 
 
 def test_same_as_baseline_looks_at_every_repeat():

@@ -190,12 +190,6 @@ def test_alpha_f_and_tau_are_three_numbers():
     assert (counts.n_rounds, counts.n_drafted, counts.n_accepted, counts.n_rejected) == (3, 12, 5, 2)
 
 
-def test_rounds_that_drafted_nothing_are_counted_apart_from_rejected_ones():
-    counts = counted(Round([7], prefill=True), round_of(0, 0), round_of(3, 0), round_of(0, 0))
-    assert counts.n_without_drafts == 2
-    assert counts.accepted_lengths == Counter({0: 3})
-
-
 def test_a_round_cut_by_eos():
     """The second draft was the EOS: 2 kept, 2 emitted, no verdict on the rest, so nothing rejected."""
     counts = counted(Round([5, 9], 4, 2, 0, finish="eos"))

@@ -109,7 +109,6 @@ def compare_batches(config: RunConfig, batches: list[int]) -> tuple[BatchRun, Me
         correctness=measured.correctness,
         noise=[floor for floor in floors if floor],
         costs=[],
-        phases={},
         rows=rows,
         raw=[line.recorded() for line in lines],
     )
