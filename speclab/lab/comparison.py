@@ -114,17 +114,19 @@ def predicted(measured: Measurement, costs: CostTable) -> Predicted:
     """Return what the costs and the baseline's texts say of every line of a draft that has costs."""
     baseline = {(line.temperature, line.prompt_index): line for line in measured.lines if line.arm == BASELINE}
     probs = probs_of_texts(measured, max((line.draft_length for line in measured.lines), default=0))
-    rounds_along, found = rounds_of_texts(measured), {}
+    rounds_along, found, rule = rounds_of_texts(measured), {}, measured.bench.functions.rule
     # In the order of the first repeat: what a draft on auto or a hybrid learns from a text counts in the next ones.
     turns = {index: turn for turn, index in enumerate(mixed(measured.prompts))}
     for line in sorted(measured.lines, key=lambda line: turns[line.prompt_index]):
         arm, place = line.arm, (line.temperature, line.prompt_index)
-        if (arm.draft, line.temperature) not in costs or not is_judged_alone(measured, arm, line.temperature):
+        if (arm.draft, line.temperature) not in costs:
             continue
-        lookup_costs = costs.get((arm.draft + LOOKUP, line.temperature))
+        drafter, lookup_costs = measured.bench.drafters[arm.draft], costs.get((arm.draft + LOOKUP, line.temperature))
         if lookup_costs is None and any(made.looked_up for rounds in line.rounds for made in rounds):
             continue
-        drafter = measured.bench.drafters[arm.draft]
+        # Each drafted token must be judged by itself, and only tokens of the target's distribution be kept.
+        if rule.name != TOKEN.name and line.temperature and (drafter.parts[-1].draws or rule.law):
+            continue
         accept_probs = rounds = None
         if drafter.parts == (drafter,):  # the text alone decides what is proposed at a place; for others rounds count
             accept_probs = functools.partial(probs, arm.draft, *place)
@@ -133,13 +135,6 @@ def predicted(measured: Measurement, costs: CostTable) -> Predicted:
         own = costs[arm.draft, line.temperature]
         found[arm, *place] = attribution.price(line, baseline[place], own, accept_probs, rounds, lookup_costs)
     return found
-
-
-def is_judged_alone(measured: Measurement, arm: Arm, temperature: float) -> bool:
-    """Tell whether each drafted token is judged by itself, and only tokens of the target's distribution are kept."""
-    drawn = measured.bench.drafters[arm.draft].parts[-1].draws
-    rule = measured.bench.functions.rule
-    return rule.name == TOKEN.name or temperature == 0 or not (drawn or rule.law is not None)
 
 
 # --- the padded pair --------------------------------------------------------------------------------------------------

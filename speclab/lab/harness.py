@@ -40,11 +40,8 @@ COST_PROMPTS = 2  # on which the costs of rounds are measured for -k auto and hy
 
 @contextlib.contextmanager
 def kept_when_stopped(complete: Callable[[], str]) -> Iterator[list[BaseException]]:
-    """Keep what is measured where Ctrl-C, a Problem or lack of memory ends the code inside.
-
-    complete() says at that moment, in words, what is complete. The words are printed, and the exception is put into the
-    list that the context gives. Where complete() returns "", the exception is raised.
-    """
+    """Keep what is measured where Ctrl-C, a Problem or lack of memory ends the code inside: the exception is put into
+    the list that the context gives. complete() says what is complete; where that is "", the exception is raised."""
     stops: list[BaseException] = []
     try:
         yield stops
@@ -52,7 +49,7 @@ def kept_when_stopped(complete: Callable[[], str]) -> Iterator[list[BaseExceptio
         expected = isinstance(stop, KeyboardInterrupt | Problem) or is_out_of_memory(stop)
         if not expected or not (what := complete()):
             raise
-        note(f"stopped by: {stop}; {what}" if str(stop) else f"stopped; {what}")
+        note(f"stopped{f' by: {stop}' if str(stop) else ''}; {what}")
         stops.append(stop)
 
 
@@ -131,8 +128,8 @@ def take_turns(arms: Sequence[Any], after_step: Callable[[Any], None] | None = N
     """Finish them all; the one that is least far goes next, the first of the sequence among equals.
 
     arms: at work on a text, a batch, or requests to a server. Each has `advance`, which does a step, `progress` in a
-    unit that all of them share, and `done`. after_step: what is called between two steps, with the arm that has
-    advanced. stride: how far an arm goes, at least one step, before the next one is chosen.
+    unit that all share, and `done`. after_step: is called with the arm that has made a step. stride: how far an arm
+    goes, at least one step, before the next one is chosen.
     """
     while waiting := [arm for arm in arms if not arm.done]:
         moved = min(waiting, key=lambda arm: arm.progress)

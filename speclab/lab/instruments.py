@@ -161,15 +161,9 @@ class VariedLength(Wrapper):
 
 def noisy(model: PreTrainedModel, amount: float, seed: int) -> PreTrainedModel:
     """Return a copy whose matrices are off by Gaussian noise of `amount` times each matrix's own standard deviation: a
-    worse draft at the same cost of a pass. Norms and biases stay; amount 0 is the model itself.
-
-    One seed is one direction in weight space: a larger amount goes further the same way. Raises ValueError for a
-    negative amount.
-    """
-    if not amount >= 0:
-        raise ValueError(f"the amount of noise must not be negative, got {amount}")
-    generator = torch.Generator().manual_seed(seed)
-    copied = copy.deepcopy(model)
+    worse draft at the same cost of a pass. Norms and biases stay. One seed is one direction in weight space: a larger
+    amount goes further the same way."""
+    generator, copied = torch.Generator().manual_seed(seed), copy.deepcopy(model)
     with torch.no_grad():
         for weight in copied.parameters():
             if weight.ndim >= 2 and weight.is_floating_point():

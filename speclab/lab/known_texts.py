@@ -107,9 +107,7 @@ class KnownText:
     step = forward
 
     def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
-        """Where a token is not the text's its logits mean nothing, and no rule looks."""
-        self._last = slice(length, length + tokens.shape[1])
-        return self._logits(nn.functional.pad(self._ids, (0, tokens.shape[1] + 1))[:, positions[0] + 1])
+        return self._read(length, tokens.shape[1], positions[0])
 
     def keep(self, length: int, rows: Tensor) -> None:
         self._last = slice(length, length + len(rows))  # of a path, whose tokens are the text's own
@@ -142,12 +140,12 @@ class KnownText:
             self._states = dict(zip(wanted, outputs, strict=True))
         return self._states[layer]
 
-    def _read(self, start: int, n: int) -> Tensor:
+    def _read(self, start: int, n: int, places: Tensor | None = None) -> Tensor:
+        """Return logits of the tokens at these places, or from `start` on. Where a token is not the text's they mean
+        nothing, and no rule looks."""
         self._ahead, self._last = [], slice(start, start + n)
-        following = self._ids[:, start + 1 : start + n + 1]
-        return self._logits(nn.functional.pad(following, (0, n - following.shape[1])))
-
-    def _logits(self, following: Tensor) -> Tensor:
+        places = torch.arange(start, start + n, device=self._ids.device) if places is None else places
+        following = nn.functional.pad(self._ids, (0, n + 1))[:, places + 1]
         return nn.functional.one_hot(following, self._n_ids).float()
 
 

@@ -105,9 +105,8 @@ def test_acceptance_probabilities_of_a_model_draft(bench, temperature, keep):
 
 def test_a_token_without_mass_does_not_break_the_probabilities(bench):
     """Rounding may leave the target's own token outside of its top-k: no division by zero, a chance all the same."""
-    prompt, sampling = make_prompt(), Sampling(1.0, top_k=1)
-    text = [(token + 1) % 12 for token in said(bench, prompt)]
-    found = accept_probs(bench, "model", prompt, text, sampling, LONGEST)
+    text = [(token + 1) % 12 for token in said(bench, make_prompt())]
+    found = accept_probs(bench, "model", make_prompt(), text, Sampling(1.0, top_k=1), LONGEST)
     assert set(np.asarray(found[0]).tolist()) <= {0.0, 1.0}
 
 

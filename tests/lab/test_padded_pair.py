@@ -24,9 +24,8 @@ def size_of(monkeypatch):
 
     def chosen(speed: float, free: int | None = None, dtype: torch.dtype = torch.float32, engine: str = "eager"):
         monkeypatch.setattr(comparison, "free_memory", lambda device: free)
-        return comparison.padded_size(
-            SimpleNamespace(setup=SimpleNamespace(device=None, dtype=dtype, engine=engine)), speed
-        )
+        setup = SimpleNamespace(device=None, dtype=dtype, engine=engine)
+        return comparison.padded_size(SimpleNamespace(setup=setup), speed)
 
     return chosen
 
@@ -47,9 +46,12 @@ def test_a_size_that_does_not_fit_is_not_chosen(size_of):
     assert size_of(1e15, 2 * GB, torch.bfloat16) == size_of(1e15, 4 * GB)
 
 
-@pytest.mark.parametrize(("lengths", "wanted"), [("0", False), ("0,2", True), ("auto", True)])
-def test_a_run_that_drafts_nothing_has_no_second_size(lengths, wanted):
-    args = command.make_parser("").parse_args(["--draft", "model", "-k", lengths])
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [("-k 0", False), ("-k 0,2", True), ("-k auto", True), ("--quick", False), ("--no-padded", False)],
+)
+def test_a_run_that_drafts_nothing_or_is_asked_for_one_size_has_no_second_one(words, wanted):
+    args = command.make_parser("").parse_args(["--draft", "model", *words.split()])
     assert command.filled(args).padded == wanted
 
 
@@ -93,12 +95,6 @@ def test_both_sizes_stand_in_one_record_and_one_table(run, monkeypatch, tmp_path
     assert re.search(r"^(lab:20m +)?ngram +4 ", out, re.MULTILINE)
     assert (tmp_path / "plots" / "local-padded-speedup.png").exists()
     assert len(out.splitlines()) <= 40
-
-
-@pytest.mark.parametrize("words", [["--quick"], ["--no-padded"]])
-def test_where_no_second_size_is_measured(run, monkeypatch, words):
-    monkeypatch.setattr(comparison, "padded_config", lambda *_: pytest.fail("measured a second size"))
-    assert run(*words)[0] == 0
 
 
 @pytest.mark.parametrize(("stop", "said"), [(KeyboardInterrupt(), "the padded pair is not"), (None, "it needs 99 GB")])

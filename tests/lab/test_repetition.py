@@ -1,27 +1,22 @@
 """A greedy text counts up to where it begins to repeat, in every arm alike; sampled texts count whole."""
 
-from types import SimpleNamespace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from speclab.core.sampling import GREEDY
-from speclab.lab.bench import Bench, n_before_repetition
-from speclab.lab.comparison import build_rows
+from speclab.lab.bench import n_before_repetition
 from speclab.lab.harness import measure
-from speclab.lab.known_texts import calibrated
 from speclab.models import prompts
 from speclab.models.names import LAB_TARGET
 from speclab.records.rows import BASELINE, GENERATE, Arm
 from tests.lab.conftest import call
-from tests.lab.test_harness import Machine, finish, make_bench, make_prompt
+from tests.lab.test_harness import finish, make_bench, make_prompt
 from tests.tiny_models import VOCAB, perturbed, tiny
 
 MODEL, NGRAM = Arm("model", "model", 2), Arm("ngram", "ngram", 4)
 ARMS = [BASELINE, MODEL, Arm("model", "model", 5), NGRAM, GENERATE]
 BUDGET = 80
-COMMON = {"target": "t", "device": "cpu", "dtype": "float64"}
 
 
 # --- the rule ---------------------------------------------------------------------------------------------------------
@@ -75,29 +70,6 @@ def test_every_arm_is_cut_where_the_baselines_greedy_text_begins_to_repeat(pair)
     for line in sampled:
         assert [len(text) for text in line.texts] == [BUDGET] * 2, line.arm
         assert line.loops is None
-
-
-def test_repetition_adds_nothing_to_a_speedup(pair, monkeypatch):
-    """On a machine that keeps its prices, where the forecast of a text is what a run measures."""
-    tools = {name: [0, 1, 2, 3, 4, 5] * 2 for name in ("model", "ngram")}
-
-    def rows() -> dict:
-        bench = make_bench(pair, BUDGET)
-        Machine(monkeypatch, bench.setup.target.model, by_width=lambda width: 1 + width / 8, slope=0.01, catch=0.03)
-        found = measure(bench, ARMS[:-1], [0.0], PROMPTS, 1, tools)
-        made = build_rows(SimpleNamespace(common=COMMON), found, calibrated(found))
-        return {(row.method, row.draft_length, row.prompt_kind): row for row in made if row.draft}
-
-    cut = rows()
-    with monkeypatch.context() as uncut:
-        uncut.setattr(Bench, "budget", lambda bench, prompt, sampling: bench.max_new_tokens)
-        whole = rows()
-    assert cut.keys() == whole.keys()
-    for key, row in cut.items():
-        assert row.forecast == pytest.approx(row.speedup, rel=1e-9), key
-    copied, text = whole["ngram", 4, "prose"], cut["ngram", 4, "prose"]
-    assert copied.speedup > 1.25 * text.speedup, "a lookup is right wherever a text repeats itself"
-    assert copied.tokens_per_round > 1.25 * text.tokens_per_round
 
 
 def test_the_screen_says_what_was_cut(pair_folder, tmp_path, monkeypatch):
