@@ -111,15 +111,12 @@ def test_damage_is_noticed_and_a_mask_is_none(sampling, u):
     assert draw(sampling.probs(double(rows)), double([u] * 6)).tolist() == [NOT_FINITE] * 5 + [2]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"temperature": -0.1}, {"temperature": INF}, {"temperature": NAN}, {"top_k": -1}]
-    + [{"top_p": top_p} for top_p in (0.0, -0.5, 1.01, NAN)],
-)
-def test_impossible_settings_are_refused(wrong):
+def test_impossible_settings_are_refused():
     """They would end as NaN far away from their cause."""
-    with pytest.raises(ValueError, match="must be"):
-        Sampling(**wrong)
+    impossible = {"temperature": (-0.1, INF, NAN), "top_k": (-1,), "top_p": (0.0, -0.5, 1.01, NAN)}
+    for wrong in ({name: value} for name, values in impossible.items() for value in values):
+        with pytest.raises(ValueError, match="must be"):
+            Sampling(**wrong)
 
 
 # --- draw -------------------------------------------------------------------------------------------------------------
@@ -236,28 +233,19 @@ def test_damaged_rows_that_are_used_give_not_finite(stored):
 
 def test_uniforms_come_from_the_generator_and_from_nothing_else():
     """Two runs with one seed give one text; and a library that moved the global state would change its user's runs."""
-    cpu = torch.device("cpu")
-    generator = torch.Generator().manual_seed(7)
-    before = torch.get_rng_state()
-    first, second = uniforms((2, 5), generator, cpu), uniforms((2, 5), generator, cpu)
+    cpu, before = torch.device("cpu"), torch.get_rng_state()
+    first, other, second = (uniforms((2, 5), torch.Generator().manual_seed(seed), cpu) for seed in (7, 8, 7))
     assert torch.equal(torch.get_rng_state(), before)
-    torch.manual_seed(12345)  # must not matter to the generator
-    generator.manual_seed(7)
-    assert torch.equal(uniforms((2, 5), generator, cpu), first)
-    torch.set_rng_state(before)
-    assert not torch.equal(first, second)
-    assert first.shape == (2, 5)
-    assert first.dtype == torch.float64
-    assert uniforms((1, 0), generator, cpu).shape == (1, 0)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+    assert uniforms((1, 0), torch.Generator(), cpu).shape == (1, 0)
 
 
 def test_uniforms_fill_the_unit_interval():
     """In [0, 1): a 1 would be outside every box, a wrong range would bias every test. Bounds far beyond 1e-6 chance."""
     u = uniforms((20000,), torch.Generator().manual_seed(8), torch.device("cpu"))
-    assert u.min() >= 0
-    assert u.max() < 1
-    counts = torch.histc(u, 10, 0, 1)
-    assert (counts - 2000).abs().max() < 6 * math.sqrt(1800)
+    assert 0 <= u.min() < u.max() < 1
+    assert (torch.histc(u, 10, 0, 1) - 2000).abs().max() < 6 * math.sqrt(1800)
     assert len(u.unique()) == 20000  # 53 bits: float32 draws would repeat about a dozen times
 
 
@@ -301,30 +289,22 @@ def test_a_damaged_draft_still_proposes_an_id_that_can_be_fed():
 # --- Greedy verification skips the one-hot rows ----------------------------------------------------------------------
 
 
-@st.composite
-def greedy_rounds(draw_):
-    """Logits with ties, infinities and NaN; drafted tokens, some of them right; a size; draft probabilities or none."""
-    n, vocab = draw_(st.integers(0, 4)), draw_(st.integers(2, 5))
-    logits = double(draw_(st.lists(st.lists(levels, min_size=vocab, max_size=vocab), min_size=n + 1, max_size=n + 1)))
-    right = logits.nan_to_num(nan=-INF).argmax(-1)[:n]
-    other = torch.tensor(draw_(st.lists(st.integers(0, vocab - 1), min_size=n, max_size=n)), dtype=torch.long)
-    keep = torch.tensor(draw_(st.lists(st.booleans(), min_size=n, max_size=n)), dtype=torch.bool)
-    tokens = torch.where(keep, right, other)[None]
-    size = torch.tensor([draw_(st.integers(0, n))])
-    weights = draw_(
-        st.none() | st.lists(st.lists(st.floats(0.01, 1), min_size=vocab, max_size=vocab), min_size=n, max_size=n)
-    )
-    probs = double([weights]).reshape(1, n, vocab) if weights is not None else None
-    probs = probs / probs.sum(-1, keepdim=True) if probs is not None else None
-    u = double([draw_(st.lists(unit_uniforms, min_size=n + 1, max_size=n + 1))])
-    return Draft(tokens, size, probs), logits[None], u
-
-
 @given_cases
-@given(greedy_rounds())
-def test_greedy_verification_is_the_accept_rule(case):
-    """The shortcut decides what the rule decides on the one-hot rows, for any uniforms and any draft."""
-    draft, logits, u = case
+@given(st.integers(0, 4), st.integers(2, 5), st.data())
+def test_greedy_verification_is_the_accept_rule(n, vocab, data):
+    """The shortcut decides what the rule decides on the one-hot rows, for any uniforms and any draft: logits have ties,
+    infinities and NaN, some drafted tokens are right, and drafts have probabilities or none."""
+
+    def drawn(elements, *shape: int) -> Tensor:
+        numbers = data.draw(st.lists(elements, min_size=math.prod(shape), max_size=math.prod(shape)))
+        return double(numbers).reshape(shape)
+
+    logits = drawn(levels, 1, n + 1, vocab)
+    right = logits[:, :n].nan_to_num(nan=-INF).argmax(-1)
+    tokens = torch.where(drawn(st.booleans(), 1, n) > 0, right, drawn(st.integers(0, vocab - 1), 1, n).long())
+    probs = drawn(st.floats(0.01, 1), 1, n, vocab) if data.draw(st.booleans()) else None
+    probs = probs / probs.sum(-1, keepdim=True) if probs is not None else None
+    draft, u = Draft(tokens, torch.tensor([data.draw(st.integers(0, n))]), probs), drawn(unit_uniforms, 1, n + 1)
     ours, rule = accept_from_logits(draft, logits, Sampling(), u), accept(draft, Sampling().probs(logits), u)
     assert torch.equal(ours.n_accepted, rule.n_accepted)
     assert torch.equal(ours.next_token, rule.next_token)
