@@ -5,7 +5,6 @@ import json
 import pytest
 
 from draft_models import ModelDrafter, NgramDrafter
-from speclab.cli.compare import read_drafts
 from speclab.core.drafter import Lookup
 from speclab.drafts import registry
 from speclab.drafts.registry import add, add_lookup, kinds, read, read_all
@@ -73,11 +72,3 @@ def test_models_have_a_line_and_lookups_their_name():
     assert "on the eager engine" not in model.describe("model", model.draft.engine)
     assert model.describe("model", "another").endswith("; on the eager engine")
     assert NgramDrafter().describe("ngram", "eager") is None
-
-
-def test_no_folder_has_the_name_of_a_draft_on_auto(tmp_path):
-    folder = tmp_path / "my auto"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    with pytest.raises(UsageProblem, match="rename the folder"):
-        read_drafts([str(folder)], [0.0])
