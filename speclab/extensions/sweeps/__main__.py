@@ -55,7 +55,7 @@ from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note, say
 from speclab.theory import attribution
 from speclab.theory.attribution import Value, decoding
-from speclab.theory.formulas import book_formula, overhead_per_round
+from speclab.theory.formulas import book_formula
 
 ALL = "all"
 COMPARED = {  # sweeps that are comparisons
@@ -324,12 +324,11 @@ def near_book(points: list[Point]) -> list[tuple[float, float]]:
 
 
 def round_cost(point: Point) -> float | None:
-    """Return the cost of a round in decode steps of the target, 1 + k c + (v - 1) + o; k is the number really drafted.
+    """Return the cost of a round in decode steps of the target, k c + v + o; k is the number really drafted.
     A round pays where it brings more tokens than that."""
     if point.verify_cost is None or point.overhead is None:
         return None
-    drafted = point.n_drafted / point.n_rounds
-    return 1 + overhead_per_round(drafted, point.draft_cost or 0.0, point.verify_cost, point.overhead)
+    return point.n_drafted / point.n_rounds * (point.draft_cost or 0.0) + point.verify_cost + point.overhead
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------
