@@ -86,7 +86,8 @@ def load(
         generation.eos_ids(target.generation_config)
         given = dict.fromkeys(("device", "dtype"), "the model's own") | {"threads": "PyTorch's own"}
         setup = setup_of(target, tokenizer, name, GREEDY, engine, given)
-    if choice:
+    if isinstance(draft, str):
+        choice = registry.read(draft)
         return Pair(setup, choice.make(setup), choice)
     if draft.device != setup.device:
         raise UsageProblem(f"the draft is on {draft.device} and the target on {setup.device}; use draft.to(...)")

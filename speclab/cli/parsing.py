@@ -28,7 +28,7 @@ def make_parser(docstring: str, prog: str | None = None) -> Parser:
     # One line of usage and, where words allow that, one for a flag: a help fits on a screen.
     form = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=26, width=100)
     usage = "%(prog)s [options]"
-    parser = Parser(prog=prog, usage=usage, description=docstring, formatter_class=form, add_help=False)  # type: ignore
+    parser = Parser(prog=prog, usage=usage, description=docstring, formatter_class=form, add_help=False)
     parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)  # who reads the help knows it
     return parser
 
