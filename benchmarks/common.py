@@ -84,7 +84,7 @@ def head_of(
     if prompts:
         settings |= files.prompt_settings([prompt.text for prompt in prompts])
     return head(
-        args, setup.device, {**setup.recorded, "seed": args.seed, "reasons": setup.reasons, **settings}, stopped
+        args, setup.device, {**setup.recorded, "seed": args.seed, "why_engine": setup.why_engine, **settings}, stopped
     )
 
 

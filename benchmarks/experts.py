@@ -316,9 +316,9 @@ def main(argv: list[str] | None = None) -> int:
     dense = flags.setup_from(dense_args)
     model = with_experts(loading.load_model(name[1], dense.device, dense.dtype), n, n_used)
     check_model(model)
-    mixed = setup_of(model, dense.tokenizer, args.target, dense.sampling, dense.engine, dense.reasons)
+    mixed = setup_of(model, dense.tokenizer, args.target, dense.sampling, dense.engine)
     if mixed.engine != dense.engine:
-        dense.use_eager("as the target with experts")
+        dense.target.fast, dense.why_engine = None, "as the target with experts"
     common.check_room(mixed.target, args.context, widths[-1])
     with torch.inference_mode():
         measured = measure(mixed, dense, n, n_used, widths, args.context, args.n_texts, args.repeats)

@@ -130,7 +130,7 @@ def ceilings_of(setup: Setup, block: int) -> Ceilings:
 def measure_model(args: argparse.Namespace, role: Role, name: str, cached: CachedModel, block: int) -> ModelPasses:
     """Measure passes of one model, and the bandwidth over a block as large as its weights, `block` bytes at most."""
     model, (n_weights, weight_bytes) = cached.model, weights_read(cached.model)
-    weight_bytes -= cached.bytes_spared
+    weight_bytes -= getattr(cached.fast, "bytes_spared", 0)
     runs = common.time_passes([(cached, width) for width in args.widths], args.context, args.repeats + 1, args.seed)
     passes = [
         Pass(

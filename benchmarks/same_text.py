@@ -37,7 +37,7 @@ from speclab.core.sampling import GREEDY
 from speclab.drafts import registry
 from speclab.lab.decodings import library_generate
 from speclab.lab.harness import kept_when_stopped
-from speclab.models.checking.uncached import logits_after
+from speclab.models.checking.rounding import logits_after
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present.tables import Block, Cell, Lines, Table, number
@@ -248,8 +248,8 @@ def measure(args: argparse.Namespace, lengths: list[int]) -> tuple[SameTextRun, 
 LEGEND = [
     "A text is beside the baseline's of the same prompt and dtype, token for token. k is the draft length of the "
     "speculative loop; generate is the library's own greedy loop.",
-    "A near-tie: in the higher precision both tokens lie within the tolerance of the highest logit, which is twice "
-    "what the run's dtype changes in the logits at this place. Everything else is called BUG.",
+    "A near-tie: in the higher precision both tokens lie within the tolerance of the highest logit, which "
+    "rounding explains at this place. Everything else is called BUG.",
     "logits are those of an uncached pass, of the baseline's token and of the other one: in the run's dtype, then in "
     "the next higher precision.",
 ]

@@ -20,8 +20,7 @@ from speclab.lab.instruments import noisy
 from speclab.models import engine_choice, loading
 from speclab.models.cached import CachedModel
 from speclab.models.checking.checks import OTHER_DRAFT, check_model
-from speclab.models.checking.rounding import Reference
-from speclab.models.checking.uncached import logits_after
+from speclab.models.checking.rounding import Reference, logits_after
 from speclab.models.family import check_family, family_of
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence

@@ -198,10 +198,7 @@ def script(monkeypatch, capsys, prompt):
         return NgramDrafter(longest=40, shortest=40)  # the text is too short for a match
 
     tokenizer = byte_level()
-    reasons = dict.fromkeys(("device", "dtype", "threads", "engine"), "test")
-    setup = Setup(
-        TimedModel(tiny_llama(seed=3, n_layers=1)), tokenizer, "tiny", Sampling(), CPU, torch.float64, reasons
-    )
+    setup = Setup(TimedModel(tiny_llama(seed=3, n_layers=1)), tokenizer, "tiny", Sampling(), CPU, torch.float64)
     monkeypatch.setattr(decoding, "time", SimpleNamespace(perf_counter=lambda: Clock.now))
     monkeypatch.setattr(flags, "setup_from", lambda *_: setup)
     monkeypatch.setattr(flags, "read_prompts", lambda *_: [Prompt("test", "text", prompt)] * 3)

@@ -314,7 +314,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     if args.threads:
         torch.set_num_threads(args.threads)
-    device = loading.choose_device(args.device)[0]
+    device = loading.choose_device(args.device)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # products in TF32
     check_writable(args.out / "training.json", "--out")

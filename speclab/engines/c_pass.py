@@ -106,7 +106,7 @@ class CModel:
     most_positions: that a text may have.
     """
 
-    name, graphed = "c", False
+    name = "c"
 
     def __init__(self, parts: Parts, most_positions: int | None = None):
         embeddings, places, layers = parts["embeddings"], parts.get("places"), parts["layer"]

@@ -30,7 +30,7 @@ def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement]:
         if not measured.interrupted:
             device, dtype = config.setup.device, config.setup.dtype
             if not is_mixture_of_experts(model := config.setup.target.model):  # whose passes read more or fewer experts
-                run.weight_bytes = weights_read(model)[1] - config.setup.target.bytes_spared
+                run.weight_bytes = weights_read(model)[1] - getattr(config.setup.target.fast, "bytes_spared", 0)
             run.bandwidth = max(bandwidth(block_bytes(device), device, dtype, repeats=3).values())
     run.interrupted = measured.interrupted
     return run, measured

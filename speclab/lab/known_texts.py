@@ -23,7 +23,7 @@ from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions
 from speclab.models.cached import CachedModel
-from speclab.models.checking.uncached import distributions
+from speclab.models.checking.rounding import distributions
 from speclab.models.prompts import Prompt
 from speclab.records.rows import Arm, RoundCounts, as_written
 from speclab.theory.attribution import Text
@@ -84,7 +84,7 @@ class KnownText:
     It is `CachedModel.fast`, and the backend of one decoding, too. prompt: (1, prompt length) ids. text: the new ones.
     """
 
-    name, graphed, bytes_spared = "known text", False, 0
+    name = "known text"
     n_replays = n_single = 0
 
     def __init__(self, target: CachedModel, prompt: Tensor, text: Iterable[int]):

@@ -28,7 +28,7 @@ def choose_size(bandwidth: float, free: int | None, itemsize: int, copies: int =
     """
     chosen = None
     for size in SIZES:
-        n_bytes = sizes.parse_name(size).n_parameters * itemsize
+        n_bytes = sizes.millions_of(size) * 10**6 * itemsize
         needed = n_bytes * copies * (1 + 1 / DRAFT_SHARE)
         if READINGS * n_bytes / bandwidth <= SECONDS and (free is None or needed <= USABLE * free):
             chosen = size
@@ -45,9 +45,8 @@ def size_for(config: RunConfig, bandwidth: float) -> str | None:
 def padded_kinds(kinds: list[str], size: str) -> list[str]:
     """Return `--draft` for a target of this size: the lab's draft at a tenth of it; lookups and the lab's head stay;
     others are left out."""
-    target, rows = sizes.parse_name(size), size.partition(":v")[2]
-    tenth = [name for name, (n, *_) in sizes.SIZES.items() if n * DRAFT_SHARE == target.n_parameters]
-    drafts = [f"lab:{name}" + f":v{rows}" * bool(rows) for name in tenth]
+    tenth = [name for name, (n, *_) in sizes.SIZES.items() if n * DRAFT_SHARE == sizes.millions_of(size)]
+    drafts = [f"lab:{name}" for name in tenth if sizes.rows_of(name) == sizes.rows_of(size)]
     usable = ("model", "feature", "hybrid", *registry.lookups())
     return [drafts[0] if kind == "model" else kind for kind in kinds if kind in usable]
 
@@ -60,7 +59,6 @@ def second_config(config: RunConfig, size: str, kinds: list[str]) -> RunConfig:
     """
     setup = config.setup
     padded = load_setup(size, setup.sampling_at(0.0), setup.device.type, setup.dtype_name, setup.wish)
-    padded.reasons = setup.reasons | {"engine": padded.reasons["engine"]}
     return replace(
         config,
         setup=padded,

@@ -11,7 +11,7 @@ from speclab.core.rounds import Round, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import Dial
 from speclab.models.cached import CachedModel
-from speclab.models.checking.uncached import distributions
+from speclab.models.checking.rounding import distributions
 from speclab.system.errors import UsageProblem
 from tests.decoding import plain_text, speculative_rounds
 from tests.tiny_models import VOCAB, perturbed, tiny

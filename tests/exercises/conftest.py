@@ -196,8 +196,8 @@ def _write(item: pytest.Item, outcome: str, **rest) -> None:
     path = item.config.getoption("--outcomes", None)
     if path and os.getpid() == PROCESS:  # code that forks makes a copy of pytest
         uses = names_used(item.function)
-        check = {"function": item.originalname, "uses": uses, "outcome": outcome, **rest}
-        check |= {"reach": reach(uses, source_of(item)), "is_whole": bool(item.get_closest_marker("whole"))}
+        check = {"function": item.originalname, "uses": uses, "reach": reach(uses, source_of(item))}
+        check |= {"outcome": outcome, **rest}
         line = json.dumps({"file": item.path.name, "case": item.nodeid, "check": check})
         with open(path, "a", encoding="utf-8") as file:
             file.write(line + "\n")

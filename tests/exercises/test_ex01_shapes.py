@@ -3,7 +3,6 @@
 import random
 from types import ModuleType
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -50,7 +49,6 @@ def test_a_pass_without_a_cache_and_one_with_it(one, *case):
     return entry(one, *case)
 
 
-@pytest.mark.whole
 @asked(*entries((17, 1, 8, 4, 50), (0, 1, 6, 3, 60), (40, 9, 35, 5, 90), (5, 2, 8, 1, 70), (1, 8, 28, 4, 80)))
 def test_shapes_of_any_size(one, *case):
     """shapes: the table equals the tensors of a real attention layer, for any sizes and for plain decoding."""
@@ -77,7 +75,6 @@ def test_rows_of_a_cached_pass(one, *case):
     return judged(one, *case)
 
 
-@pytest.mark.whole
 @asked([(3, 3), (9, 4)], ROWS)
 def test_rows_of_the_prompt_in_front(one, *case):
     """verifying_probs: the prompt's rows stand in front of the ones that count; the drafts are at the end."""

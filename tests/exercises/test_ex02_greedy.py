@@ -5,8 +5,6 @@ import random
 from collections.abc import Callable
 from types import ModuleType
 
-import pytest
-
 from tests.exercises.answers import asked, whole, wrong
 
 TEXT = [50, 51]  # what is committed before most of the rounds below: two ids
@@ -132,7 +130,6 @@ PASSES = {0: 12, 1: 6, 2: 6, 3: 3, 4: 3, 8: 3}
 COUNTED = [([*range(1, 13)], n) for n in PASSES.values()]
 
 
-@pytest.mark.whole
 @asked([(k,) for k in PASSES], "k = {}: the target counts to 12, the ids and the passes of the target", COUNTED)
 def test_the_passes_you_predicted(one, k):
     """one_round: twelve tokens, of which the draft misses every fourth, take as many passes as the chapter says."""
@@ -166,7 +163,6 @@ DECODINGS = list(itertools.product(range(12), (0, 1, 3, 6), ((), (4,))))
 SAME = "models {}, k = {}, max_new 25, eos {}: the text of plain decoding, in one pass a round"
 
 
-@pytest.mark.whole
 @asked(DECODINGS, SAME, [plain(*case) for case in DECODINGS])
 def test_any_draft_gives_the_targets_own_text(one, seed, k, eos):
     """one_round: good and bad drafts give the text of plain greedy decoding, in one pass of the target a round."""

@@ -3,7 +3,6 @@
 import random
 from types import ModuleType
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -112,7 +111,6 @@ def test_crop_shares_nothing(one, model, n):
     return "what its owner writes then shows in yours" if any(x.isnan().any() for p in got for x in p) else "fine"
 
 
-@pytest.mark.whole
 @asked([(4,), (3,), (1,)], "{0} positions are good, 3 hold NaN; crop to {0}; the next pass reads", ["fine"] * 3)
 def test_poisoned_slots_are_never_read(one, n):
     """crop: a rejected position leaves the cache; a mask does not help, 0 x NaN is NaN."""
@@ -126,7 +124,6 @@ def test_poisoned_slots_are_never_read(one, n):
 ROUNDS = ((3, 1), (3, 3), (3, 0), (2, 2), (1, 1), (4, 2), (3, 3), (0, 0), (0, 0), (2, 1), (1, 0))  # drafted, accepted
 
 
-@pytest.mark.whole
 @asked([()], "rounds with every number of accepted drafts: both caches are", ["those of the text"])
 def test_both_caches_after_every_round(one):
     """crop, tokens_to_keep, catch_up: after every round each cache is the one that its model rebuilds from the text."""

@@ -108,7 +108,6 @@ def test_the_rule_reaches_bronze(one, bound):
     return scored(one, bound)
 
 
-@pytest.mark.whole
 @asked([(simulator.SCORE,)], SCORE, ["enough"])
 def test_the_rule_reaches_silver(one, bound):
     """next_draft_length: easy stretches want long drafts and hard ones short drafts: let the last round decide."""

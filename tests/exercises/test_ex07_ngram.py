@@ -3,7 +3,6 @@
 import random
 from types import ModuleType
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -61,7 +60,6 @@ def of_the_lab(seed: int) -> tuple[list[int], int, int, int, list[int]]:
 RANDOM = [of_the_lab(seed) for seed in range(300)]
 
 
-@pytest.mark.whole
 @asked([case[:-1] for case in RANDOM], "lookup({}, {}, {}, {})", [case[-1] for case in RANDOM])
 def test_lookup_agrees_with_the_labs_own(one, text, *case):
     """lookup: 300 random texts of few different ids, all lengths of match."""
@@ -153,7 +151,6 @@ def choose(ids: list[int]) -> int:
     return (3, 1, 4, 1, 5, 9, 2, 6)[len(ids) % 8] if len(ids) % 29 else 40
 
 
-@pytest.mark.whole
 @asked([()], "a text that repeats itself every 8 tokens", [([choose([0] * n) for n in range(7, 47)], "kept")])
 def test_the_labs_loop_runs_on_it(one):
     """MyDrafter: in the lab's own loop the text is the target's, and some proposals are kept."""
@@ -162,7 +159,6 @@ def test_the_labs_loop_runs_on_it(one):
     return tokens_of(rounds), "kept" if sum(r.n_accepted for r in rounds) else "no proposal is kept"
 
 
-@pytest.mark.whole
 @asked([()], f"tokens per round on copied text, at least {TOKENS_PER_ROUND}", ["enough"])
 def test_copied_text_takes_few_rounds(one):
     """MyDrafter: on three copy prompts of the lab at k = 4, at least 2.58 tokens per round. A count, no clock."""

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 
-import pytest
 from torch import Tensor
 
 from tests.exercises.answers import asked, mistaken, wrong
@@ -178,7 +177,6 @@ def of_the_chapter() -> Tables:
     return Tables(2, 1, table, dict(table))
 
 
-@pytest.mark.whole
 def test_a_stop_leaves_the_targets_law_alone(learner):
     """draft_until_unsure: a draft may end after an unlikely token, and the law stays the target's: what was drawn is
     handed over."""

@@ -4,7 +4,6 @@ import itertools
 import random
 from fractions import Fraction
 
-import pytest
 import torch
 
 from solutions import ex04_rejection
@@ -114,7 +113,6 @@ def block_pieces(job: Job, tokens: tuple[int, ...]) -> tuple[list[list[Fraction]
     return tests, left
 
 
-@pytest.mark.whole
 def test_the_joint_law_is_exactly_the_targets(learner):
     """verify_block: summed in fractions over every outcome, the next k + 1 tokens follow the target's law."""
     shapes = [(1, 3, 0), (2, 2, 0), (2, 3, 1), (2, 3, 5), (2, 3, 6)]  # k, vocabulary, seed
@@ -129,7 +127,6 @@ def of_the_picture() -> Tables:
     return Tables(2, 2, dict.fromkeys(prefixes, p), dict.fromkeys(prefixes, q))
 
 
-@pytest.mark.whole
 def test_two_drafts_of_the_picture_keep_11_of_9(learner):
     """verify_block: exactly 11/9 of the two drafts are kept on average; the rule of exercise 4 keeps 10/9."""
     kept = exactly(learner, "verify_block", of_the_picture(), block_pieces).n_accepted

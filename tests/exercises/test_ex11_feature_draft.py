@@ -8,7 +8,6 @@ import random
 import re
 from types import ModuleType
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -210,7 +209,6 @@ def counted(learner: ModuleType) -> tuple[int, int, int]:
     return sum(r.n_accepted for r in drafting), sum(r.n_drafted for r in drafting), len(drafting)
 
 
-@pytest.mark.whole
 @asked([()], f"{N_NEW} tokens by rounds of at most {K} drafts: (accepted, drafted, rounds)", [(23, 43, 16)])
 def test_as_much_is_accepted_as_can_be(one):
     """new_pairs, draft_chain: the text of a decoding is right in any case, so the drafts that are accepted are

@@ -8,7 +8,6 @@ from dataclasses import replace
 from fractions import Fraction
 from types import ModuleType
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -184,7 +183,6 @@ BLOCK_WALKS = [
 ]
 
 
-@pytest.mark.whole
 def test_the_rows_that_are_handed_over_keep_the_targets_law(learner):
     """walk: summed in fractions over every path, the next k + 1 tokens follow the target's law."""
     for one in (of_the_chapter(), *BLOCK_WALKS):

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from types import ModuleType
 
-import pytest
-
 from solutions import ex16_tree_sampling as right
 from speclab.system.paths import ROOT
 from tests.exercises.answers import asked, chapter, simplest, whole, wrong
@@ -161,7 +159,6 @@ def law_at(one: ModuleType, target: Row, draft: Row, m: int) -> tuple[Row, Fract
     return law, kept_share
 
 
-@pytest.mark.whole
 def test_the_targets_law_comes_out(learner):
     """children, accept_children: summed over all draws of children and all their tests, the next token follows the
     target's row."""

@@ -8,8 +8,6 @@ import random
 import re
 from collections.abc import Callable
 
-import pytest
-
 from exercises import transcript
 from solutions import ex17_serving as right
 from tests.exercises.answers import asked, chapter, simplest, wrong
@@ -210,7 +208,6 @@ SAID = [("alpha, f, tokens of a round, verdict of prompt", number) for number in
 SAID.append(("seconds per token, plain, predicted, measured, and of the server's page; prompts", len(SAID)))
 
 
-@pytest.mark.whole
 @asked(SAID, "the transcript, {} {}")
 def test_the_recorded_servers(one, what, number):
     """read_counters, between, acceptance, predict, from_stream, reconcile: all together read what real

@@ -436,7 +436,7 @@ def test_passes_of_which_a_part_is_left_are_told_apart():
     """Instrumented rounds say where the draft ran a part of the target, also in a hybrid: they cost something else."""
     target = CachedModel(tiny("llama"))
     drafters = {"part": Partial(), "both": HybridDrafter(NgramDrafter(), Partial()), "ngram": NgramDrafter()}
-    setup = Setup(target, None, "tiny", Sampling(), CPU, torch.float64, {})
+    setup = Setup(target, None, "tiny", Sampling(), CPU, torch.float64)
     arms = [BASELINE, *(Arm(name, name, 2) for name in drafters)]
     found = measure(
         Bench(setup, drafters, 12, seed=0), arms, [0.0], [make_prompt()], 1, {name: [0, 2] for name in drafters}

@@ -57,8 +57,7 @@ class GraphedModel:
     widths: the widths that passes are padded to. free: the graph caches that no decoding uses now.
     """
 
-    name, graphed = "graphs", True
-    bytes_spared = 0
+    name = "graphs"
 
     def __init__(self, model: PreTrainedModel, compile_parts: bool = True):
         self.model, self.shapes, self.window = model, kv_shapes(model), window_of(model)

@@ -29,8 +29,8 @@ def _drafter(setup: Setup, seed: int) -> Drafter:
     """Make the drafter, on an engine that runs the target in two parts."""
     check_family(setup.target.model, "--draft exit", OTHER_FAMILY)
     head = adapter.read_adapter(setup.target.model, sizes.is_lab_size(setup.target_name))
-    if setup.target.graphed:
-        setup.use_eager(NO_SPLIT)
+    if setup.target.engine == "graphs":
+        setup.target.fast, setup.why_engine = None, NO_SPLIT
         note(f"{NO_SPLIT}: both arms run on the eager engine")
     check_split(setup.target, head.config.exit_layer)
     setup.target.hidden_layers = tuple(sorted({*setup.target.hidden_layers, *head.config.layers}))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from speclab.models import sources
+from speclab.models.loading import SOURCES, Source
 from speclab.system import cache, paths
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.terminal import note
@@ -131,9 +131,9 @@ def _run_child(path: str, size: int, folder: str) -> None:
         raise OSError(f"{why}; choose another file, or the model in safetensors")
 
 
-sources.add(sources.Source("FILE.gguf", is_file_name, check_file, converted_folder, description))
-sources.add(
-    sources.Source(
+SOURCES.append(Source("FILE.gguf", is_file_name, check_file, converted_folder, description))
+SOURCES.append(
+    Source(
         REAL,
         lambda typed: typed == REAL and not os.path.isdir(REAL),
         lambda _: check_file(packaged_file()),

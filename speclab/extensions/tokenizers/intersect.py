@@ -26,7 +26,7 @@ from speclab.core.rounds import Target
 from speclab.core.sampling import Sampling, to_device
 from speclab.extensions.tokenizers.shared_tokens import END, Reading, SharedTokens, shared_tokens, token_bytes
 from speclab.models.cached import CachedModel
-from speclab.models.checking.uncached import distributions
+from speclab.models.checking.rounding import distributions
 from speclab.models.family import check_draft_prompts
 from speclab.models.loading import eos_ids
 from speclab.models.setup import Setup
@@ -79,7 +79,8 @@ class IntersectDrafter(ModelDrafter):
         return rows
 
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
-        return check_draft_prompts(self.draft.room, prompts, max_new_tokens, self.read_as, " of the draft's tokens")
+        lengths = [len(self.read_as(prompt)) for prompt in prompts]
+        return check_draft_prompts(self.draft.room, lengths, max_new_tokens)
 
     def read_as(self, prompt: list[int]) -> list[int]:
         return self._reads.prompt(prompt)

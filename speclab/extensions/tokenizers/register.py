@@ -23,7 +23,8 @@ def read_other(argument: str, text: str) -> Choice:
     loading.check_place(argument)
 
     def build(setup: Setup, seed: int) -> Drafter:
-        tokenizer, model = loading.load_tokenizer(argument), setup.load_model(argument)
+        tokenizer = loading.load_tokenizer(argument)
+        model = loading.load_model(argument, setup.device, setup.dtype, "draft")
         check_family(model, f"--draft {word}", OTHER_DRAFT)
         # Its passes have any width, so never as CUDA graphs.
         draft = setup.cached(model, max(tokenizer.get_vocab().values()) + 1, graphs=False)

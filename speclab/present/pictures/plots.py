@@ -37,17 +37,18 @@ def _speedups(rows: list[Row]) -> Figure:
 
 
 def speedup_panels(rows: list[Row]) -> list[Panel]:
-    """Draw the speedup against k, with the forecast and the book's formula: a panel for every temperature, a colour and
-    a marker for each draft. Rows on auto stand at a place of their own."""
+    """Draw the speedup against k, with the forecast and the book's formula: a panel for every temperature and number of
+    texts at a time, a colour and a marker for each draft. Rows on auto stand at a place of their own."""
     ticks = {k: f"{k:g}" for k in sorted({row.draft_length for row in rows if not row.auto})}
     auto = max(ticks, default=0) + 2
     if any(row.auto for row in rows):
         ticks[auto] = "auto"
     methods = dict.fromkeys(row.method.removesuffix(AUTO) for row in rows)
     panels = []
-    for temperature in dict.fromkeys(row.temperature for row in rows):
-        series = []
-        here = sorted((row for row in rows if row.temperature == temperature), key=lambda row: row.draft_length)
+    for temperature, n in dict.fromkeys((row.temperature, row.n_texts) for row in rows):
+        series, title = [], temperature_name(temperature) + f", B = {n}" * any(row.n_texts > 1 for row in rows)
+        here = [row for row in rows if (row.temperature, row.n_texts) == (temperature, n)]
+        here.sort(key=lambda row: row.draft_length)
         for look, method in enumerate(methods):
             of_draft = [row for row in here if row.method.removesuffix(AUTO) == method]
             series.append(Series(short(method, 16), {_place(row, auto): decoding(row) for row in of_draft}, look))
@@ -56,7 +57,7 @@ def speedup_panels(rows: list[Row]) -> list[Panel]:
                     rows_of_it = [row for row in of_draft if row.auto == is_auto]
                     known = plain((_place(row, auto), getattr(row, key)) for row in rows_of_it)
                     series.append(Series(label, known, look, style))
-        panels.append(Panel(series, "draft length k", title=temperature_name(temperature), ticks=ticks))
+        panels.append(Panel(series, "draft length k", title=title, ticks=ticks))
     return panels
 
 

@@ -75,9 +75,6 @@ class RowPages:
 
         return by_row(logits), {layer: by_row(states) for layer, states in hidden.items()}
 
-    def prepare(self, widths: Iterable[int], longest: int) -> None:
-        """Nothing to do: any width and length runs."""
-
     def move(self, starts: list[int], rows: Tensor) -> None:
         """Move keys and values of these tokens of each text's last pass, (texts, n), to its first places."""
         for backend, start, of_text in zip(self.rows, starts, rows.tolist(), strict=True):
@@ -86,7 +83,6 @@ class RowPages:
                     backend.text.move([start + row], start + to)
 
     def fill(self, generator: torch.Generator) -> None:
-        """Write random numbers into all places."""
         for backend in self.rows:
             backend.text.reserve(self.capacity)
             for page in backend.text.pages:

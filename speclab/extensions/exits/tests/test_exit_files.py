@@ -103,17 +103,17 @@ def test_bad_input_is_one_line(folder, capfd, monkeypatch, row):  # noqa: F811
 class Graphed:
     """A form that cannot be run in two parts."""
 
-    graphed = True
+    name = "graphs"
 
 
 def test_an_engine_that_cannot_split_gives_way_to_the_eager_one(target, place, capsys):
     """In both arms, and other drafts are made afterwards."""
     cached = CachedModel(target, fast=Graphed())
-    setup = Setup(cached, None, "tiny", Sampling(), torch.device("cpu"), torch.float64, {"engine": ""})
+    setup = Setup(cached, None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
     made = registry.make_all(registry.read_all(["ngram", "exit"]), setup, 0)
     assert list(made) == ["ngram", "exit:2"]
     assert setup.engine == setup.target.engine == "eager"
-    assert "CUDA graphs do not" in setup.reasons["engine"]
+    assert "CUDA graphs do not" in setup.why_engine
     assert "both arms run on the eager engine" in capsys.readouterr().err
     assert setup.target.hidden_layers == (1,)
 

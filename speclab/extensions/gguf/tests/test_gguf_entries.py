@@ -12,7 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from speclab.extensions.gguf import convert_child
 from speclab.extensions.gguf.tests.gguf_files import random_model
-from speclab.models.outside import generation
+from speclab.models import generation
 from speclab.system.errors import EnvironmentProblem
 
 GGUFReader = pytest.importorskip("gguf").GGUFReader

@@ -13,8 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from speclab.drafts import registry
 from speclab.extensions.gguf import convert_child, register
 from speclab.extensions.gguf.tests.gguf_files import plain, quantised
-from speclab.models import loading, memory, sources
-from speclab.models.outside import generation
+from speclab.models import generation, loading, memory
 from speclab.system import cache
 from speclab.system.errors import EnvironmentProblem
 
@@ -184,10 +183,10 @@ def test_names_that_mean_no_file(tmp_path, monkeypatch):
     for name, said in (("none.gguf", "there is no GGUF file none.gguf"), ("b.gguf", "does not begin as")):
         with pytest.raises(EnvironmentProblem, match=said):
             loading.load_tokenizer(name)
-    assert sources.source_of("smollm2") is not None
+    assert loading.source_of("smollm2") is not None
     for name in ("smollm2", "a.gguf"):
         (tmp_path / name).mkdir()
-        assert sources.source_of(name) is None, "a folder of such a name is a folder"
+        assert loading.source_of(name) is None, "a folder of such a name is a folder"
 
 
 def test_a_package_that_is_missing_is_one_line_and_one_that_is_there_is_not_imported(monkeypatch):

@@ -147,7 +147,7 @@ def test_it_is_loaded_as_every_draft(engine, monkeypatch, capsys):
     model, tokenizer, asked = tiny("llama", vocab_size=len(byte_level()) + 8), byte_level(), []
     monkeypatch.setattr(loading, "load_tokenizer", lambda name: tokenizer)
     monkeypatch.setattr(loading, "load_model", lambda *given: asked.append(given) or model)
-    fast = SimpleNamespace(name=engine, graphed=engine == "graphs")
+    fast = SimpleNamespace(name=engine)
     setup = Setup(CachedModel(model), tokenizer, "tiny", Sampling(), model.device, model.dtype)
     setup.target.fast = fast
     monkeypatch.setattr(engine_choice, "choose", lambda model, *wish: (fast, engine_choice.ASKED_FOR))
