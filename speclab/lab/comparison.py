@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from speclab.core.rules import TOKEN
 from speclab.lab.harness import Measurement, measure, mixed
-from speclab.lab.known_texts import CostTable, calibrated, note_own_rates, probs_of_texts, rounds_of_texts
+from speclab.lab.known_texts import CostTable, calibrated, probs_of_texts, rounds_of_texts
 from speclab.lab.output_checks import judge
 from speclab.lab.rows import Predicted, rows_of
 from speclab.lab.run_config import RunConfig
@@ -48,9 +48,6 @@ def measure_and_judge(
     bench = config.bench(max_new_tokens)
     measured = measure(bench, arms, config.temperatures, prompts or config.prompts, config.repeats, instruments, title)
     judge(measured)
-    if not measured.unchecked:
-        with measured.kept("the texts are checked, the drafts' own columns are not measured"):
-            note_own_rates(measured)
     return measured
 
 

@@ -9,7 +9,7 @@ from speclab.present import tables
 from speclab.present.screen import REPLAYS, agreement_lines, noise_lines, provenance, screen, target_name
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, number, prediction, speedup
 from speclab.records.files import ComparisonRun
-from speclab.records.rows import COLUMNS, Row
+from speclab.records.rows import Row
 from speclab.theory.ladder import EFFECTS, PREDICTORS, factors, prediction_errors, prediction_rows
 
 COSTS = (
@@ -46,8 +46,7 @@ def _pictures(run: ComparisonRun, name: str) -> list[str]:
 
 
 def _details(run: ComparisonRun) -> str:
-    legend = [ROWS, COSTS, *(f"{name}: {COLUMNS[name]}" for name in own_names(run.rows) if name in COLUMNS)]
-    blocks: list[Block] = [Heading("All rows"), rows_table(run.rows), Lines(legend)]
+    blocks: list[Block] = [Heading("All rows"), rows_table(run.rows), Lines([ROWS, COSTS])]
     blocks += [errors_table(prediction_rows(run.rows)), Heading("From the formula to the measurement")]
     ladder, effects = ladder_table(run.rows), [LADDER, *(f"{one.name}: {one.meaning}" for one in EFFECTS)]
     blocks += [ladder, Lines(effects * bool(ladder.rows))]
@@ -57,22 +56,12 @@ def _details(run: ComparisonRun) -> str:
 
 def rows_table(rows: list[Row]) -> Table:
     """Return one line per row: an arm on all prompts or a kind of them, with what was predicted."""
-
-    def own_rate(name: str) -> Cell:
-        return lambda row: number((row.own_rates or {}).get(name), 3)
-
     heads: dict[str, Cell] = cells("draft", *tables.batches(rows), "k", "T")
     heads["prompts"] = lambda row: f"{row.prompt_kind} ({row.n_prompts})"
     heads |= cells("tok/s", "speedup") | {"verdict": lambda row: tables.verdict_of(row) or "-"}
     heads |= cells("95 %", "end to end", "α", "f", "tok/rnd", "c", "v", "o")
     heads |= {name: prediction(attrgetter(key)) for key, name in PREDICTORS.items()}
-    heads |= {name: own_rate(name) for name in own_names(rows)}
     return Table([row for row in rows if row.draft or row.method == "baseline"], heads)
-
-
-def own_names(rows: list[Row]) -> list[str]:
-    """Return the heads of the columns that only some drafts have."""
-    return list(dict.fromkeys(name for row in rows for name in row.own_rates or ()))
 
 
 def errors_table(rows: list[Row]) -> Table:

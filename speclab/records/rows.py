@@ -103,7 +103,6 @@ class Decoded(ArmCounts):
     loops: bool | None = None  # whether a greedy text of the baseline ends in repetition and is cut where that begins
     lossy_rule: str | None = None  # that judged its drafted tokens; absent: a lossless one did, or there were none
     distance: Amount | None = None  # with a lossy rule, the sum of speclab/lab/output_checks.py; absent: not measured
-    own_rates: dict[str, float] | None = None  # sums over the decoded tokens, by the heads of COLUMNS; absent: none
     texts: list[list[int]] = field(default_factory=list)  # new tokens; no record holds them
 
     @classmethod
@@ -206,8 +205,3 @@ class Row(ArmCounts):
     lossy_rule: str | None = None  # that judged the drafted tokens; absent: a lossless one did, or there were none
     total_variation: Share | None = None  # with a lossy rule, mean over the decoded tokens; absent: not measured
     n_without_drafts: Count | None = None  # of the rounds that accepted 0, those that drafted nothing; absent: unknown
-    own_rates: dict[str, float] | None = None  # means over the decoded tokens, by the heads of COLUMNS; absent: none
-
-
-# A column that only one kind of draft has -> its line of the legend; a register.py adds to it.
-COLUMNS: dict[str, str] = {}
