@@ -144,7 +144,7 @@ ROWS = [
     Row(f"{B} '\x1b[31m'", 2, ("␛[31m",)),
     Row(f"{B} --temperature -1", 2, ("temperature", "-1")),
     Row(f"{B} --top-p 1.5", 2, ("top-p", "1.5")),
-    Row(f"{B} --max-new-tokens 600 --prompt x", 2, ("context of 512", "fewer new tokens")),
+    Row(f"{B} --max-new-tokens 600 --prompt x", 2, ("context of 512", "at most 511 new tokens")),
     Row(f"{B} --device gpu", 2, ("gpu", "cuda")),
     Row(f"{B} --device cuda", 3, ("device cuda", "device cpu")),
     # --- prompts ---
@@ -166,7 +166,7 @@ ROWS = [
     Row(
         f"{B} --prompt x --max-new-tokens 40 --target longrope",
         2,
-        ("context of 30 (its rope_type is longrope", "another model", "fewer new tokens"),
+        ("context of 30 (its rope_type is longrope", "another model", "at most 29 new tokens"),
     ),
     Row(f"{B} --prompt x --target hub-attention", 3, ("somebody/evil-attention", "never run")),
     Row(f"{B} --prompt x --target esc-type", 3, ("config.json", "␛]0;owned␇‹202E›")),
