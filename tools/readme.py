@@ -3,7 +3,7 @@
     python -m tools.readme
 
 A block stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. A test fails when one is stale. The name is one of
-tools/blocks.py, one of an extension (tools/plots.py), or a page of results:
+tools/blocks.py, or a page of results:
 
     results/x.md               all of it, without its title; headings become bold lines
     results/x.md # A # B       what stands under the heading A, and in that under B, up to the next heading

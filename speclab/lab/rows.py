@@ -65,9 +65,6 @@ def row_of(
     baseline_prefill, prefill = (sum(sum(s.prefill_seconds) for s in side) for side in zip(*pairs, strict=True))
     one_length = None if arm.auto or arm.branches else arm.draft_length  # the formula knows one length, and no branches
     distances = [s.distance for s in own if s.distance is not None]
-    shares = [s.own_rates for s in own if s.own_rates]
-    heads = shares[0] if len(shares) == len(pairs) else ()
-    has_rounds = bool(arm.draft) and all(s.rounds for s in own)
     has_texts = temperature == 0 and all(one.texts for pair in pairs for one in pair)
     row = Row(
         method=arm.method,
@@ -88,8 +85,6 @@ def row_of(
         speedup_low=low,
         speedup_high=high,
         speedup_with_prefill=before / seconds if end_to_end else (before + baseline_prefill) / (seconds + prefill),
-        accepted_lengths=[counts.accepted_lengths[i] for i in range(arm.draft_length + 1)] if has_rounds else None,
-        n_without_drafts=counts.n_without_drafts if has_rounds else None,
         acceptance_rate=counts.acceptance_rate,
         drafted_fraction=counts.drafted_fraction,
         tokens_per_round=counts.tokens_per_round if arm.speculative else None,
@@ -97,7 +92,6 @@ def row_of(
         book_formula_drafted_fraction=_book(counts.drafted_fraction, one_length),
         lossy_rule=decoded[0].lossy_rule,
         total_variation=sum(distances) / counts.n_emitted if len(distances) == len(pairs) else None,
-        own_rates={head: sum(sums[head] for sums in shares) / counts.n_emitted for head in heads} or None,
         same_as_baseline=all(b.texts == s.texts for b, s in pairs) if has_texts else None,
         verdict=verdict(before / seconds, low, high, floor) if arm.speculative else None,
     )

@@ -103,14 +103,14 @@ class Decoded(ArmCounts):
     loops: bool | None = None  # whether a greedy text of the baseline ends in repetition and is cut where that begins
     lossy_rule: str | None = None  # that judged its drafted tokens; absent: a lossless one did, or there were none
     distance: Amount | None = None  # with a lossy rule, the sum of speclab/lab/output_checks.py; absent: not measured
-    own_rates: dict[str, float] | None = None  # sums over the decoded tokens, by the heads of COLUMNS; absent: none
     texts: list[list[int]] = field(default_factory=list)  # new tokens; no record holds them
 
     @classmethod
     def begin(cls, arm: Arm, temperature: float, prompt_index: int, prompt_kind: str, n_prompt: int) -> "Decoded":
         its: Facts = {"method": arm.method, "draft": arm.draft or None, "draft_length": arm.draft_length}
         its |= {"branches": arm.branches or None, "temperature": temperature, "prompt_kind": prompt_kind}
-        return cls(**its, **dict.fromkeys(SUMS, 0), prompt_index=prompt_index, n_prompt=n_prompt)
+        its |= dict.fromkeys(SUMS, 0)
+        return cls(**its, prompt_index=prompt_index, n_prompt=n_prompt)
 
     def add(
         self, prefill: float, decode: float, tokens: list[int], counts: Counts | None = None, rounds: Sequence = ()
@@ -135,12 +135,7 @@ class Decoded(ArmCounts):
 
     @property
     def counts(self) -> Counts:
-        """Return the sums, and what the rounds add to them where they are known."""
-        counts = Counts(**{name: getattr(self, name) for name in SUMS}, n_replays=self.n_replays or 0)
-        for made in (made for rounds in self.rounds for made in rounds):
-            counts.accepted_lengths[made.n_accepted] += 1
-            counts.n_without_drafts += made.n_drafted == 0
-        return counts
+        return Counts(**{name: getattr(self, name) for name in SUMS}, n_replays=self.n_replays or 0)
 
     def recorded(self) -> "Decoded":
         """Return it as a record holds it: without texts, and without rounds where there is no draft."""
@@ -185,7 +180,6 @@ class Row(ArmCounts):
     speedup_low: float | None
     speedup_high: float | None
     speedup_with_prefill: Amount
-    accepted_lengths: list[Count] | None  # rounds that accepted 0, 1, ... draft_length tokens
     acceptance_rate: Share | None
     drafted_fraction: Share | None
     tokens_per_round: float | None
@@ -204,9 +198,3 @@ class Row(ArmCounts):
     verdict: Verdict | None = None
     lossy_rule: str | None = None  # that judged the drafted tokens; absent: a lossless one did, or there were none
     total_variation: Share | None = None  # with a lossy rule, mean over the decoded tokens; absent: not measured
-    n_without_drafts: Count | None = None  # of the rounds that accepted 0, those that drafted nothing; absent: unknown
-    own_rates: dict[str, float] | None = None  # means over the decoded tokens, by the heads of COLUMNS; absent: none
-
-
-# A column that only one kind of draft has -> its line of the legend; a register.py adds to it.
-COLUMNS: dict[str, str] = {}
