@@ -21,8 +21,7 @@ from speclab.core.drafter import Drafter, Lookup
 from speclab.core.law import Law
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import GREEDY, NOT_FINITE, Drawn, Sampling, draw_draft, probability, to_device
-from speclab.models.cached import CachedModel, tokens_to_keep
-from speclab.models.checking.rounding import distributions
+from speclab.models.cached import CachedModel, distributions, tokens_to_keep
 from speclab.models.family import check_draft_prompts
 from speclab.system.errors import EnvironmentProblem
 

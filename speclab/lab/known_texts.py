@@ -21,8 +21,7 @@ from speclab.drafts.heads.rollout import target_pass
 from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions
-from speclab.models.cached import CachedModel
-from speclab.models.checking.rounding import distributions
+from speclab.models.cached import CachedModel, distributions
 from speclab.models.prompts import Prompt
 from speclab.records.rows import Arm, RoundCounts
 from speclab.theory.attribution import Text

@@ -29,7 +29,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from speclab.core.rounds import Decided, Draft
-from speclab.core.sampling import to_device
+from speclab.core.sampling import Sampling, to_device
 from speclab.engines.eager import EagerBackend
 from speclab.models.family import Room, family_of
 from speclab.system.errors import EnvironmentProblem, UsageProblem
@@ -225,3 +225,19 @@ def embedded_ids(model: PreTrainedModel) -> int:
         return int(model.get_input_embeddings().weight.shape[0])  # type: ignore[index]
     except (AttributeError, NotImplementedError):  # no such method, or no single matrix
         return model.config.get_text_config().vocab_size
+
+
+@torch.inference_mode()
+def distributions(
+    model: PreTrainedModel, prompt: list[int], tokens: list[int], sampling: Sampling, vocab_size: int
+) -> Tensor:
+    """Return the distribution at the place of each of `tokens`, from one uncached pass.  -> (n, vocab_size), on the
+    CPU. Ids that a draft model lacks have probability 0, and so has everything after its context."""
+    cached = CachedModel(model, vocab_size)
+    n_before = cached.room.length_after(len(prompt))
+    n = len(tokens) if cached.max_length is None else min(len(tokens), cached.max_length - n_before + 1)
+    parts = (torch.tensor([ids], dtype=torch.long, device=model.device) for ids in (prompt, tokens[: n - 1]))
+    before, text = map(cached.replace_unknown, parts)
+    logits = cached.family.logits_after(model, before, text, None)[0, :, : cached.vocab_size]
+    probs = sampling.probs(logits).cpu()  # (n, ids that the model has)
+    return torch.nn.functional.pad(probs, (0, vocab_size - probs.shape[1], 0, len(tokens) - n))

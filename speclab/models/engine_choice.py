@@ -18,7 +18,7 @@ from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.engines.parts import parts_of
 from speclab.models.cached import CachedModel
 from speclab.models.checking import checks
-from speclab.models.family import NoFastBackend, context_length, family_of
+from speclab.models.family import NoFastBackend, family_of
 from speclab.models.memory import why_eager
 from speclab.system.errors import first_line, is_out_of_memory
 
@@ -69,7 +69,7 @@ def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
 
 
 def on_c(model: PreTrainedModel) -> CModel:
-    return CModel(parts_of(model), context_length(model))
+    return CModel(parts_of(model))
 
 
 def check(model: PreTrainedModel, fast: FastModel) -> None:

@@ -55,7 +55,8 @@ class Room:
         if self.text is not None and n_prompt + max_new_tokens > self.text:
             raise UsageProblem(
                 f"prompt of {n_prompt} tokens and {max_new_tokens} new ones do not fit the model's context of "
-                f"{self.text}{self.reason}; shorten the prompt or ask for fewer new tokens"
+                f"{self.text}{self.reason}; shorten the prompt or ask for at most "
+                f"{max(0, self.text - n_prompt)} new tokens"
             )
 
 

@@ -28,7 +28,6 @@ SEPARATOR = "%%"
 EMPTY = "a prompt is empty; give at least one word, for example 'def main():'"
 LARGEST_FILE = 16 * 2**20  # bytes; no model here reads a text of that length
 ROLES = ("system", "user", "assistant")
-RESERVED = ("all", "not looping")  # names of groups of rows
 LONGEST_KIND = 24
 
 Messages = list[dict[str, str]]
@@ -78,7 +77,9 @@ def _read(name: str) -> str:
         return found.decode("utf-8-sig")  # a byte order mark is no part of a text
     except (AttributeError, OSError, ValueError) as error:  # no standard input; a NUL in the name, or no UTF-8
         reason = getattr(error, "strerror", None) or error
-        raise UsageProblem(f"cannot read {name}: {reason}; give a text file in UTF-8") from None
+        raise UsageProblem(
+            f"cannot read {name}: {reason}; give a text file in UTF-8, or - for standard input"
+        ) from None
 
 
 def read_texts(name: str) -> list[tuple[str, Messages]]:
@@ -108,8 +109,8 @@ def _text(entry: Any, stem: str) -> tuple[str, Messages]:
     kind, messages = entry.get("kind", stem), entry.get("messages", [{"role": "user", "content": entry.get("prompt")}])
     if not isinstance(kind, str) or not kind.strip() or not kind.isprintable() or len(kind) > LONGEST_KIND:
         raise ValueError(f"its kind is no word of 1 to {LONGEST_KIND} characters")
-    if kind in RESERVED:
-        raise ValueError(f"its kind is {kind!r}, which names a group of rows")
+    if kind == "all":
+        raise ValueError('its kind is "all", which names a group of rows')
     right = isinstance(messages, list) and all(
         isinstance(message, dict)
         and message.keys() == {"role", "content"}

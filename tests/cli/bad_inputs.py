@@ -57,7 +57,6 @@ LONGROPE |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 DAMAGES = {
     "config.json": {
         "of-images": {"model_type": "vit"},
-        "no-layers": {"num_hidden_layers": 0, "layer_types": None},
         "few-positions": {"max_position_embeddings": 8},
         "short-draft": {"max_position_embeddings": 30},
         "longrope": {"rope_parameters": LONGROPE},
@@ -150,11 +149,11 @@ ROWS = [
     Row(f"{B} --device cuda", 3, ("device cuda", "device cpu")),
     # --- prompts ---
     Row(f"{B} --prompt ''", 2, ("empty", "def main():")),
-    Row(f"{B} --prompt '\udcff'", 2, ("not UTF-8", "--prompts")),
+    Row(f"{B} --prompt '\udcff'", 2, ("refuses a prompt",)),
     Row(f"{B} --prompts long.txt", 2, ("2501 tokens", "context of 512", "shorten")),
     Row(f"{B} --prompts no/such/file.txt", 2, ("no/such/file.txt", "- for standard input")),
-    Row(f"{B} --prompts -", 2, ("no prompt in standard input",)),
-    Row(f"{B} --prompts -", 2, ("file -", "UTF-8"), b"def f(\xff"),
+    Row(f"{B} --prompts -", 2, ("no prompt in -",)),
+    Row(f"{B} --prompts -", 2, ("read -", "UTF-8"), b"def f(\xff"),
     # --- names of models ---
     Row(f"{B} --prompt x --target ./nowhere", 3, ("./nowhere", "save_pretrained")),
     Row(f"{B} --prompt x --target somebody/some-model", 3, ("somebody/some-model", "check the name and the network")),
@@ -163,7 +162,6 @@ ROWS = [
     Row(f"{B} --prompt x --target empty-folder", 3, ("empty-folder", "config.json", "save_pretrained")),
     Row(f"{B} --prompt x --target lab:5m", 2, ("lab:5m", "too small", "lab:200m")),
     # --- config.json ---
-    Row(f"{B} --prompt x --target no-layers", 3, ("cache",)),
     Row(f"{B} --prompt x --max-new-tokens 2 --target few-positions", 3, ("context of 8 positions", "larger model")),
     Row(
         f"{B} --prompt x --max-new-tokens 40 --target longrope",

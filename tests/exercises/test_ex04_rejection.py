@@ -43,11 +43,12 @@ def shown(row: object) -> list[float]:
 
 def pair(given: object, about: str) -> tuple[int, int]:
     """What a rule returned, as two ints; a list of two is as good as a tuple."""
-    found = [whole(item) for item in given] if isinstance(given, tuple | list) else []
-    if len(found) != 2 or None in found:
+    try:
+        kept, token = map(whole, given)
+    except (TypeError, ValueError):
         what = "return a pair of whole numbers, how many drafts are kept and the next token"
         wrong(f"{about}: {what}; yours returns {given!r}")
-    return found[0], found[1]
+    return kept, token
 
 
 RATIOS = [(0.3, 0.6), (0.1, 0.4), (0.6, 0.3), (0.5, 0.5), (1.0, 1.0), (0.2, 0.9), (0.9, 0.05)]

@@ -254,7 +254,7 @@ def test_blocks_of_a_device_make_one_observation_each(pair, monkeypatch, kind, s
     contexts = iter([context for *_, context in machine.passes])
     for step, n in zip(found.steps, sizes, strict=True):
         mean = sum(next(contexts) for _ in range(n)) / n
-        assert (step.temperature, step.seconds) == (0.8, pytest.approx(1 + 0.01 * mean))
+        assert (step.temperature, step.seconds["verify"]) == (0.8, pytest.approx(1 + 0.01 * mean))
         assert abs(step.context - mean) <= 0.5
     assert decoding.decode_seconds == pytest.approx(sum(1 + 0.01 * context for *_, context in machine.passes))
     assert not found.rounds

@@ -176,7 +176,7 @@ def test_prompts_and_chats_of_a_file_go_into_the_template(tokenizer, tmp_path):
     "entry",
     [
         *([1], "x", None, {}, {"kind": "a"}, {"prompt": "a", "messages": CHAT}, {"prompt": "a", "more": 1}),
-        *({"prompt": " "}, {"prompt": 1}, {"prompt": "a", "kind": "all"}, {"prompt": "a", "kind": "not looping"}),
+        *({"prompt": " "}, {"prompt": 1}, {"prompt": "a", "kind": "all"}),
         *({"prompt": "a", "kind": "x" * 25}, {"prompt": "a", "kind": "a\nb"}, {"prompt": "a", "kind": ""}),
         *({"messages": []}, {"messages": [{"role": "user"}]}, {"messages": {}}),
         {"messages": [{"role": "tool", "content": "a"}]},

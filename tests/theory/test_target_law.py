@@ -10,9 +10,9 @@ from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
-from speclab.models.cached import CachedModel
+from speclab.models.cached import CachedModel, distributions
 from speclab.models.checking import rounding
-from speclab.models.checking.rounding import Reference, distributions
+from speclab.models.checking.rounding import Reference
 from speclab.theory.losslessness import APART, CHUNK, ZStatistics, ZSums, known_law
 from tests.tiny_models import VOCAB, perturbed, tiny
 

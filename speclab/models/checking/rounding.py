@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from speclab.core.sampling import Sampling
-from speclab.models.cached import CachedModel
 from speclab.models.family import family_of
 from speclab.models.memory import USABLE, free_memory, why_eager
 
@@ -33,22 +31,6 @@ def logits_after(model: PreTrainedModel, prompt: Tensor, text: Tensor, n_last: i
     tokens of the text.  (1, n) and (1, m) ids -> (1, m + 1, ids of the output layer), or at least the last n_last rows
     """
     return family_of(model).logits_after(model, prompt, text, n_last)
-
-
-@torch.inference_mode()
-def distributions(
-    model: PreTrainedModel, prompt: list[int], tokens: list[int], sampling: Sampling, vocab_size: int
-) -> Tensor:
-    """Return the distribution at the place of each of `tokens`, from one uncached pass.  -> (n, vocab_size), on the
-    CPU. Ids that a draft model lacks have probability 0, and so has everything after its context."""
-    cached = CachedModel(model, vocab_size)
-    n_before = cached.room.length_after(len(prompt))
-    n = len(tokens) if cached.max_length is None else min(len(tokens), cached.max_length - n_before + 1)
-    parts = (torch.tensor([ids], dtype=torch.long, device=model.device) for ids in (prompt, tokens[: n - 1]))
-    before, text = map(cached.replace_unknown, parts)
-    logits = logits_after(model, before, text)[0, :, : cached.vocab_size]
-    probs = sampling.probs(logits).cpu()  # (n, ids that the model has)
-    return torch.nn.functional.pad(probs, (0, vocab_size - probs.shape[1], 0, len(tokens) - n))
 
 
 def rounding_unit(logits: Tensor) -> float:

@@ -75,7 +75,7 @@ def test_caches_grow_in_the_middle_of_a_round(monkeypatch):
         target = reading(model, adapter, "c")
         rounds = list(speculative_rounds(target, ExitDrafter(adapter), prompt, 3 + n, N_NEW))
         assert tokens_of(rounds) == expected
-        assert len(target.backend.text.pages) == 2
+        assert len(target.backend.pages) == 2
 
 
 # --- the two parts of the cache --------------------------------------------------------------------------------------
