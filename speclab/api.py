@@ -85,7 +85,8 @@ def load(
         name = loading.short_name(target.name_or_path or type(target).__name__)
         generation.eos_ids(target.generation_config)
         setup = setup_of(target, tokenizer, name, GREEDY, engine)
-    if choice:
+    if isinstance(draft, str):
+        choice = registry.read(draft)
         return Pair(setup, choice.make(setup), choice)
     if draft.device != setup.device:
         raise UsageProblem(f"the draft is on {draft.device} and the target on {setup.device}; use draft.to(...)")

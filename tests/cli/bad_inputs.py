@@ -166,7 +166,7 @@ ROWS = [
     Row(
         f"{B} --prompt x --max-new-tokens 40 --target longrope",
         2,
-        ("context of 30 (its rope_type is longrope", "factors of all positions change", "at most 29 new tokens"),
+        ("context of 30 (its rope_type is longrope", "another model", "at most 29 new tokens"),
     ),
     Row(f"{B} --prompt x --target hub-attention", 3, ("somebody/evil-attention", "never run")),
     Row(f"{B} --prompt x --target esc-type", 3, ("config.json", "␛]0;owned␇‹202E›")),
@@ -238,6 +238,6 @@ ROWS = [
     Row(f"{PEERS} --prompt x --draft draft --llama-target nowhere.gguf", 2, ("--llama-target", "nowhere.gguf")),
     Row(f"{B} --prompt x --chat", 2, ("no chat template", "without --chat")),
     # --- the gallery ---
-    Row("-m tests.gallery --only x", 2, ("--only x", "--only 4,8")),
+    Row("-m tests.gallery --only x", 2, ("--only x", "numbers")),
     Row("-m tests.gallery --timeout nan", 2, ("--timeout", "nan")),
 ]

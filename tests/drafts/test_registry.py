@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from speclab.cli.compare import read_drafts
 from speclab.core.drafter import Lookup
 from speclab.drafts import registry
 from speclab.drafts.registry import add, add_lookup, kinds, read, read_all
@@ -60,11 +59,3 @@ def test_no_folder_takes_the_place_of_a_kind(tmp_path, monkeypatch):
     assert read("ngram").is_lookup
     assert read("hybrid:ngram+model").parts[0].is_lookup
     assert read("./ngram").is_model
-
-
-def test_no_folder_has_the_name_of_a_draft_on_auto(tmp_path):
-    folder = tmp_path / "my auto"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    with pytest.raises(UsageProblem, match="rename the folder"):
-        read_drafts([str(folder)], [0.0])
