@@ -32,7 +32,7 @@ from typing import BinaryIO, NamedTuple
 
 from speclab.cli import parsing
 from speclab.drafts import registry
-from speclab.lab.padded_pair import padded_kinds
+from speclab.lab.comparison import padded_kinds
 from speclab.models import loading
 from speclab.models.padded.sizes import is_lab_size
 from speclab.system import terminal

@@ -46,6 +46,28 @@ def speculative_rounds(
     return speculative_decode(target, drafter, prompt, k, settings(n_tokens, *how, **more), accept)
 
 
+class Noted:
+    """Passes everything to a drafter and writes down how many tokens were asked for, after how many new ones, and the
+    draft."""
+
+    def __init__(self, drafter):
+        self.drafter, self.asked, self.places, self.drafts, self._n = drafter, [], [], [], 0
+
+    def prefill(self, *args):
+        self.drafter.prefill(*args)
+
+    def propose(self, k, uniforms):
+        draft = self.drafter.propose(k, uniforms)
+        self.asked.append(k)
+        self.places.append(self._n)
+        self.drafts.append(draft)
+        return draft
+
+    def observe(self, n_accepted, committed):
+        self._n += len(committed)
+        self.drafter.observe(n_accepted, committed)
+
+
 def keys_and_values(cached: CachedModel) -> list[tuple[Tensor, Tensor]]:
     """What a cache holds, layer by layer: (1, kv heads, length, head width) each."""
     backend = cached.backend

@@ -11,7 +11,7 @@ from speclab.cli import flags, parsing
 from speclab.core.rules import rule_of
 from speclab.drafts import registry
 from speclab.drafts.lengths import AutoLength
-from speclab.lab import comparison, padded_pair
+from speclab.lab import comparison
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.output_checks import exit_code
@@ -94,7 +94,7 @@ def filled(args: argparse.Namespace) -> argparse.Namespace:
     found = flags.with_defaults(args, defaults)
     drafts_nothing = parsing.lengths(found.draft_length, "-k") == ([0], False)
     usable = args.target == LAB_TARGET and size != "quick" and not drafts_nothing and not args.no_padded
-    found.padded = usable and bool(padded_pair.padded_kinds(found.draft.split(","), "lab:50m"))
+    found.padded = usable and bool(comparison.padded_kinds(found.draft.split(","), "lab:50m"))
     return found
 
 
@@ -150,13 +150,13 @@ def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[ComparisonRun
     run, measured = comparison.compare(config)
     if config.functions.look_at:
         config.functions.look_at(run, measured)
-    size = padded_pair.size_for(config, run.bandwidth or 0.0) if args.padded and not measured.interrupted else ""
+    size = comparison.padded_size(config, run.bandwidth or 0.0) if args.padded and not measured.interrupted else ""
     if size is None:
         note("no padded pair: reading its weights would take too long here, or they do not fit into memory")
     if not size:
         return run, [measured]
     with kept_when_stopped(lambda: "the lab's pair is measured, the padded pair is not") as stops:
-        second = padded_pair.second_config(config, size, args.draft.split(","))
+        second = comparison.padded_config(config, size, args.draft.split(","))
         note(f"now a short run of the same comparison at another size: {', '.join(second.models().values())}")
         run.padded, of_padded = comparison.compare(second)
         return run, [measured, of_padded]

@@ -20,7 +20,6 @@ class Counts:
     n_rejected: int = 0
     n_emitted: int = 0
     n_after_eos: int = 0  # generated after an end token, and dropped
-    n_without_drafts: int = 0  # rounds that drafted nothing
     n_replays: int = 0  # target passes beyond one in a round: some backends read accepted tokens once more
     accepted_lengths: Counter[int] = field(default_factory=Counter)  # accepted drafts in a round -> rounds
 
@@ -33,7 +32,6 @@ class Counts:
         self.n_rejected += round_.n_rejected
         self.n_emitted += len(round_.tokens)
         self.n_after_eos += round_.n_after_eos
-        self.n_without_drafts += round_.n_drafted == 0
         self.n_replays += round_.n_replays
         self.accepted_lengths[round_.n_accepted] += 1
 

@@ -2,7 +2,8 @@
 
 import copy
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
 from speclab.core.drafter import Drafter
-from speclab.core.rounds import DecodeSettings, Draft, tokens_of
+from speclab.core.rounds import DecodeSettings, Draft
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.oracle import reference_text
 from speclab.engines.cuda import graphs
@@ -40,22 +41,17 @@ def n_before_repetition(tokens: Sequence[int]) -> int:
     return min(begins)
 
 
+@dataclass
 class Bench:
     """One target, its drafts, and how long to decode. `functions`: the parts of the speculative arms."""
 
-    def __init__(
-        self,
-        setup: Setup,
-        drafters: dict[str, Drafter],
-        max_new_tokens: int,
-        seed: int,
-        functions: LoopFunctions = SPECULATIVE,
-    ):
-        self.setup, self.drafters, self.max_new_tokens, self.seed = setup, drafters, max_new_tokens, seed
-        self.functions = functions
-        self._references: dict[tuple[int, ...], list[int]] = {}  # draft length and prompt -> greedy text
-        self._whole_texts: dict[tuple[int, ...], list[int]] = {}  # prompt -> greedy text of the baseline
-        self._own: dict[Arm, Drafter] = {}  # of each arm: drafts learn, and one arm teaches no other
+    setup: Setup
+    drafters: dict[str, Drafter]
+    max_new_tokens: int
+    seed: int
+    functions: LoopFunctions = SPECULATIVE
+    _texts: dict[tuple[int, ...], list[int]] = field(default_factory=dict)  # draft length and prompt -> greedy text
+    _own: dict[Arm, Drafter] = field(default_factory=dict)  # of each arm: drafts learn, and one arm teaches no other
 
     def decoding(
         self,
@@ -81,12 +77,11 @@ class Bench:
         if not arm.speculative:
             return Decoding(arm, autoregressive_decode(target, ids, settings, self.setup.chunk), ids.shape[1], budget)
         own = self._drafter(arm, ids, budget)
-        drafter = self.functions.adapt(own, None)
+        drafter, how = self.functions.adapt(own, None), (ids, arm.draft_length, settings)
         if lengths:
-            drafter = VariedLength(drafter, lengths, stream)
-            rounds = with_phases(self.functions, target, drafter, ids, arm.draft_length, settings)
+            rounds = with_phases(self.functions, target, VariedLength(drafter, lengths, stream), *how)
         else:
-            rounds = self.functions.rounds(target, drafter, ids, arm.draft_length, settings)
+            rounds = self.functions.rounds(target, drafter, *how)
         own_verify = any(part.pass_share < 1 for part in own.parts)
         return Decoding(arm, map(own.described, rounds), ids.shape[1], budget, own_verify)
 
@@ -102,13 +97,16 @@ class Bench:
         return max(2, n_before_repetition(self.whole_text(prompt)))
 
     def whole_text(self, prompt: Prompt) -> list[int]:
-        """Return the baseline's greedy text of `max_new_tokens` tokens. It is decoded once; no clock runs."""
-        key = tuple(prompt.id_list)
-        if key not in self._whole_texts:
-            target, settings = self.setup.target.with_own_cache(), DecodeSettings(self.max_new_tokens)
-            rounds = autoregressive_decode(target, prompt.ids.to(self.setup.device), settings, self.setup.chunk)
-            self._whole_texts[key] = tokens_of(rounds)
-        return self._whole_texts[key]
+        """Return the target's greedy text of `max_new_tokens` tokens."""
+        return self._text(prompt.ids.to(self.setup.device), 0, self.max_new_tokens)
+
+    def _text(self, ids: Tensor, draft_length: int, n_tokens: int) -> list[int]:
+        """Return the target's greedy text of at least so many tokens. It is decoded once; no clock runs."""
+        key = (draft_length, *ids[0].tolist())
+        if len(self._texts.get(key, [])) < n_tokens:
+            target, settings = self.setup.target.with_own_cache(), DecodeSettings(n_tokens)
+            self._texts[key] = reference_text(speculative_decode, target, ids, draft_length, settings)
+        return self._texts[key]
 
     def greedy_only(self, arm: Arm) -> bool:
         return arm == GENERATE or (arm.draft in self.drafters and self.drafters[arm.draft].needs_text)
@@ -119,41 +117,36 @@ class Bench:
 
     @property
     def on_graphs(self) -> bool:
-        """Tell whether anything is recorded and replayed here: with the eager engine, too, a GPU replays the accept
-        rule."""
+        """Tell whether anything is recorded and replayed: with the eager engine, too, a GPU replays the accept rule."""
         return graphs.on_graphs(torch.empty(0, device=self.setup.device))
 
     def prepare(self, draft_lengths: Iterable[int], samplings: Iterable[Sampling], longest: int) -> None:
-        """On CUDA graphs: say which passes will come, and record the accept rule for every number of drafted tokens.
+        """On CUDA graphs: say which passes will come, and record the accept rule for every number of drafted tokens,
+        for a chain and every other kind of draft that is made here, without and with the probabilities of a draft.
 
         Verification runs at k + 1 tokens for every draft length k; a drafter says how many its own models read.
         longest: tokens of a text, its prompt and what is drafted behind its end included.
         """
         if not self.on_graphs:
             return
-        most = max(draft_lengths, default=0)
-        self.setup.target.prepare({k + 1 for k in draft_lengths}, longest)
-        for drafter in self.drafters.values():
+        setup, drafters, most = self.setup, list(self.drafters.values()), max(draft_lengths, default=0)
+        device, n_ids = setup.device, setup.target.vocab_size
+        setup.target.prepare({k + 1 for k in draft_lengths}, longest)
+        for drafter in drafters:
             for model in drafter.models:
                 model.prepare(drafter.pass_widths(most), longest)
-        is_drawn = any(part.draws for drafter in self.drafters.values() for part in drafter.parts)
+        is_drawn = any(part.draws for drafter in drafters for part in drafter.parts)
+        wide = torch.float64 if setup.dtype == torch.float64 else torch.float32
         for sampling, n in itertools.product(samplings, range(most + 1)):
-            for draft, logits, uniforms in self._rounds_to_judge(n, is_drawn and not sampling.greedy):
-                self.functions.accept(draft, logits, sampling, uniforms)
-
-    def _rounds_to_judge(self, n: int, sampled: bool) -> Iterator[tuple[Draft, Tensor, Tensor]]:
-        """Yield what the accept rule gets in a round with `n` drafted tokens: without and with a draft's probabilities,
-        of a chain and of every other kind of draft that is made here."""
-        device, n_ids = self.setup.device, self.setup.target.vocab_size
-        ids, size = torch.zeros(1, n, dtype=torch.long, device=device), torch.full((1,), n, device=device)
-        logits = torch.zeros(1, n + 1, n_ids, dtype=self.setup.dtype, device=device)
-        uniforms = torch.zeros(1, n + 1, dtype=torch.float64, device=device)
-        wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
-        for law in [None, torch.ones(1, n, n_ids, dtype=wide, device=device)] if sampled and n else [None]:
-            chain = Draft(ids, size, law)
-            kinds = {type(draft): draft for draft in (one.as_drafted(chain) for one in self.drafters.values() if n)}
-            for draft in (kinds | {Draft: chain}).values():
-                yield draft, logits, uniforms
+            ids, size = torch.zeros(1, n, dtype=torch.long, device=device), torch.full((1,), n, device=device)
+            logits = torch.zeros(1, n + 1, n_ids, dtype=setup.dtype, device=device)
+            uniforms = torch.zeros(1, n + 1, dtype=torch.float64, device=device)
+            has_probs = is_drawn and n > 0 and not sampling.greedy
+            for probs in [None, torch.ones(1, n, n_ids, dtype=wide, device=device)][: 1 + has_probs]:
+                chain = Draft(ids, size, probs)
+                kinds = {type(draft): draft for draft in (one.as_drafted(chain) for one in drafters if n)}
+                for draft in (kinds | {Draft: chain}).values():
+                    self.functions.accept(draft, logits, sampling, uniforms)
 
     def forget(self) -> None:
         """Drop what drafts have learned."""
@@ -165,9 +158,5 @@ class Bench:
             self._own[arm].forget()
         drafter = copy.deepcopy(self._own[arm])  # keeps what this arm has learned from the prompts before
         if drafter.needs_text:
-            key = (arm.draft_length, *ids[0].tolist())
-            if len(self._references.get(key, [])) < budget:
-                target, settings = self.setup.target.with_own_cache(), DecodeSettings(budget)
-                self._references[key] = reference_text(speculative_decode, target, ids, arm.draft_length, settings)
-            drafter.take_text(self._references[key])
+            drafter.take_text(self._text(ids, arm.draft_length, budget))
         return drafter

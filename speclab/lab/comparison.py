@@ -1,23 +1,38 @@
-"""One comparison from end to end: measure, check, explain, and make the record."""
+"""One comparison from end to end: measure, check, explain, and make the record. A second, short one has the lab's pair
+padded until a pass of the target costs what reading its weights costs.
+
+The lab's own target is so small that most of a pass is the launching of kernels; a large model's pass is the reading of
+its weights. Speculation gains differently in the two, so a run shows both.
+"""
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from speclab.core.rules import TOKEN
+from speclab.drafts import registry
 from speclab.lab.harness import Measurement, measure, mixed
 from speclab.lab.known_texts import CostTable, calibrated, probs_of_texts, rounds_of_texts
 from speclab.lab.output_checks import judge
 from speclab.lab.rows import Predicted, rows_of
 from speclab.lab.run_config import RunConfig
-from speclab.models.memory import is_mixture_of_experts, weights_read
+from speclab.models import prompts as texts
+from speclab.models.memory import USABLE, free_memory, is_mixture_of_experts, weights_read
+from speclab.models.padded import sizes
 from speclab.models.prompts import Prompt
+from speclab.models.setup import load_setup
 from speclab.models.timing import bandwidth, block_bytes
 from speclab.records.files import ComparisonRun
 from speclab.records.rows import BASELINE, BASELINE_REPEAT, GENERATE, LOOKUP, Arm, Noise, Row
 from speclab.theory import attribution
 
 Result = TypeVar("Result")
+SIZES = ("lab:50m", "lab:100m", "lab:200m", "lab:1b", "lab:2b", "lab:8b")  # of the padded target
+SECONDS = 75.0  # that the second comparison may take
+READINGS = 4700  # of the target's weights that take as long as it: passes of all arms, prefill, loading, checks
+DRAFT_SHARE = 10  # the padded draft has a tenth of the target's parameters, a usual ratio: 8b and 1b, 70b and 8b
+PROMPTS_OF_A_KIND, NEW_TOKENS, LENGTHS = 2, 32, [2, 4]
 
 
 def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement]:
@@ -64,7 +79,7 @@ def with_costs(measured: Measurement, build: Callable[[CostTable], Result]) -> R
 
 def comparison_record(config: RunConfig, measured: Measurement, costs: CostTable) -> ComparisonRun:
     """Return the record, which tables and pictures show. Without costs it is made at once, and nothing is explained."""
-    greedy, wall = measured.of(BASELINE, 0.0), measured.wall_seconds
+    greedy = measured.of(BASELINE, 0.0)
     return ComparisonRun(
         **config.head(measured),
         prompts={
@@ -78,7 +93,6 @@ def comparison_record(config: RunConfig, measured: Measurement, costs: CostTable
             {"drafter": config.method(draft), "temperature": temperature, "costs": draft_costs.to_json()}
             for (draft, temperature), draft_costs in costs.items()
         ],
-        phases={"seconds": wall, "share": measured.phase_seconds / wall if wall else None},
         rows=build_rows(config, measured, costs),
         raw=[line.recorded() for line in measured.lines],
     )
@@ -97,17 +111,19 @@ def predicted(measured: Measurement, costs: CostTable) -> Predicted:
     """Return what the costs and the baseline's texts say of every line of a draft that has costs."""
     baseline = {(line.temperature, line.prompt_index): line for line in measured.lines if line.arm == BASELINE}
     probs = probs_of_texts(measured, max((line.draft_length for line in measured.lines), default=0))
-    rounds_along, found = rounds_of_texts(measured), {}
+    rounds_along, found, rule = rounds_of_texts(measured), {}, measured.bench.functions.rule
     # In the order of the first repeat: what a draft on auto or a hybrid learns from a text counts in the next ones.
     turns = {index: turn for turn, index in enumerate(mixed(measured.prompts))}
     for line in sorted(measured.lines, key=lambda line: turns[line.prompt_index]):
         arm, place = line.arm, (line.temperature, line.prompt_index)
-        if (arm.draft, line.temperature) not in costs or not is_judged_alone(measured, arm, line.temperature):
+        if (arm.draft, line.temperature) not in costs:
             continue
-        lookup_costs = costs.get((arm.draft + LOOKUP, line.temperature))
+        drafter, lookup_costs = measured.bench.drafters[arm.draft], costs.get((arm.draft + LOOKUP, line.temperature))
         if lookup_costs is None and any(made.looked_up for rounds in line.rounds for made in rounds):
             continue
-        drafter = measured.bench.drafters[arm.draft]
+        # Each drafted token must be judged by itself, and only tokens of the target's distribution be kept.
+        if rule.name != TOKEN.name and line.temperature and (drafter.parts[-1].draws or rule.law):
+            continue
         accept_probs = rounds = None
         if drafter.parts == (drafter,):  # the text alone decides what is proposed at a place; for others rounds count
             accept_probs = functools.partial(probs, arm.draft, *place)
@@ -118,8 +134,45 @@ def predicted(measured: Measurement, costs: CostTable) -> Predicted:
     return found
 
 
-def is_judged_alone(measured: Measurement, arm: Arm, temperature: float) -> bool:
-    """Tell whether each drafted token is judged by itself, and only tokens of the target's distribution are kept."""
-    drawn = measured.bench.drafters[arm.draft].parts[-1].draws
-    rule = measured.bench.functions.rule
-    return rule.name == TOKEN.name or temperature == 0 or not (drawn or rule.law is not None)
+# --- the padded pair --------------------------------------------------------------------------------------------------
+
+
+def padded_size(config: RunConfig, bytes_a_second: float) -> str | None:
+    """Return the largest size whose comparison takes SECONDS at most and whose weights fit; None where none does."""
+    setup, chosen = config.setup, None
+    free, copies = free_memory(setup.device), 2 if setup.engine == "c" else 1  # that engine has a copy of its own
+    for size in SIZES:
+        n_bytes = sizes.millions_of(size) * 10**6 * setup.dtype.itemsize
+        fits = free is None or n_bytes * copies * (1 + 1 / DRAFT_SHARE) <= USABLE * free
+        if fits and READINGS * n_bytes <= SECONDS * bytes_a_second:
+            chosen = size
+    return chosen
+
+
+def padded_kinds(kinds: list[str], size: str) -> list[str]:
+    """Return `--draft` for a target of this size: the lab's draft at a tenth of it; lookups and the lab's head stay;
+    others are left out."""
+    tenth = [name for name, (n, *_) in sizes.SIZES.items() if n * DRAFT_SHARE == sizes.millions_of(size)]
+    drafts = [f"lab:{name}" for name in tenth if sizes.rows_of(name) == sizes.rows_of(size)]
+    usable = ("model", "feature", "hybrid", *registry.lookups())
+    return [drafts[0] if kind == "model" else kind for kind in kinds if kind in usable]
+
+
+def padded_config(config: RunConfig, size: str, kinds: list[str]) -> RunConfig:
+    """Return the second comparison: some of the same prompts at the first temperature. Loads and checks the padded
+    models.
+
+    kinds: the words of `--draft`. Raises a Problem where the models cannot be loaded.
+    """
+    setup = config.setup
+    padded = load_setup(size, setup.sampling_at(0.0), setup.device.type, setup.dtype_name, setup.wish)
+    return replace(
+        config,
+        setup=padded,
+        drafters=registry.make_all(registry.read_all(padded_kinds(kinds, size)), padded, config.seed),
+        prompts=texts.first_of_each_kind(config.prompts, PROMPTS_OF_A_KIND),
+        draft_lengths=LENGTHS,
+        temperatures=config.temperatures[:1],
+        max_new_tokens=min(NEW_TOKENS, config.max_new_tokens),
+        repeats=1,
+    )

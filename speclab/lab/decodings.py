@@ -1,6 +1,5 @@
 """Decodings at work on a prompt, step by step or as a whole, each with the seconds that it took."""
 
-import contextlib
 import time
 import warnings
 from collections.abc import Iterator
@@ -31,14 +30,13 @@ class Decoding:
         self._rounds = rounds
 
     @property
-    def done(self) -> bool:
-        """Tell whether its budget is used up."""
-        return len(self.tokens) >= self.budget
-
-    @property
     def progress(self) -> int:
         """Return the number of tokens that it has committed."""
         return len(self.tokens)
+
+    @property
+    def done(self) -> bool:
+        return self.progress >= self.budget
 
     @property
     def rounds(self) -> list[RoundCounts]:
@@ -83,22 +81,15 @@ def library_generate(model: PreTrainedModel, ids: Tensor, max_new_tokens: int, *
     -> seconds with prefill, new tokens of the first row
     """
     options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0} | options
-    start = time.perf_counter()
-    with warnings.catch_warnings(), settings_of_the_lab(model):
+    # No penalties, nothing forced, no end token: the library fills what is left out from the model's own settings.
+    settings = GenerationConfig(pad_token_id=0, decoder_start_token_id=family_of(model).start_id(model))
+    own, start = model.generation_config, time.perf_counter()
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        output = model.generate(ids, max_new_tokens=max_new_tokens, **options)  # type: ignore[operator]
+        try:
+            model.generation_config = settings
+            output = model.generate(ids, max_new_tokens=max_new_tokens, **options)  # type: ignore[operator]
+        finally:
+            model.generation_config = own
     tokens = output[0, family_of(model).room(model).length_after(ids.shape[1]) :].tolist()  # waits for the device
     return time.perf_counter() - start, tokens
-
-
-@contextlib.contextmanager
-def settings_of_the_lab(model: PreTrainedModel) -> Iterator[None]:
-    """Let `model.generate` use the lab's settings: no penalties, nothing forced, no end token. The library fills what a
-    call leaves out from the model's own settings, so those are replaced for a while."""
-    own = model.generation_config
-    start = family_of(model).start_id(model)
-    model.generation_config = GenerationConfig(pad_token_id=0, decoder_start_token_id=start)
-    try:
-        yield
-    finally:
-        model.generation_config = own

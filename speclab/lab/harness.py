@@ -40,11 +40,8 @@ COST_PROMPTS = 2  # on which the costs of rounds are measured for -k auto and hy
 
 @contextlib.contextmanager
 def kept_when_stopped(complete: Callable[[], str]) -> Iterator[list[BaseException]]:
-    """Keep what is measured where Ctrl-C, a Problem or lack of memory ends the code inside.
-
-    complete() says at that moment, in words, what is complete. The words are printed, and the exception is put into the
-    list that the context gives. Where complete() returns "", the exception is raised.
-    """
+    """Keep what is measured where Ctrl-C, a Problem or lack of memory ends the code inside: the exception is put into
+    the list that the context gives. complete() says what is complete; where that is "", the exception is raised."""
     stops: list[BaseException] = []
     try:
         yield stops
@@ -52,7 +49,7 @@ def kept_when_stopped(complete: Callable[[], str]) -> Iterator[list[BaseExceptio
         expected = isinstance(stop, KeyboardInterrupt | Problem) or is_out_of_memory(stop)
         if not expected or not (what := complete()):
             raise
-        note(f"stopped by: {stop}; {what}" if str(stop) else f"stopped; {what}")
+        note(f"stopped{f' by: {stop}' if str(stop) else ''}; {what}")
         stops.append(stop)
 
 
@@ -66,7 +63,7 @@ class Recorded:
 
 @dataclass
 class Measurement:
-    """Everything that was timed on some prompts. `lines` holds only prompts that every arm finished."""
+    """Everything that was timed on some prompts: only of those that every arm has finished."""
 
     bench: Bench
     prompts: list[Prompt]
@@ -75,8 +72,6 @@ class Measurement:
     steps: list[RoundTime] = field(default_factory=list)  # of the second baseline
     correctness: list[dict] = field(default_factory=list)  # what speclab/lab/output_checks.py says
     unchecked: list[str] = field(default_factory=list)  # the arms whose texts it has not judged, or not all
-    wall_seconds: float = 0.0  # of the instrumented rounds, and what their phases add up to
-    phase_seconds: float = 0.0
     graphs: Recorded = field(default_factory=Recorded)
     stop: BaseException | None = None  # what ended it early
 
@@ -119,10 +114,7 @@ class Measurement:
             return
         for (context, seconds, round_), n_waiting in zip(decoding.log, catch_ups(decoding.rounds), strict=True):
             phases = dict(round_.seconds or {})
-            in_phases = sum(phases.values())
-            self.wall_seconds += seconds
-            self.phase_seconds += in_phases
-            phases["host"] += seconds - in_phases
+            phases["host"] += seconds - sum(phases.values())
             name = decoding.arm.draft + LOOKUP * round_.looked_up
             what = (name, temperature, context, round_.n_drafted, 1 if round_.looked_up else n_waiting, phases)
             own_verify = decoding.own_verify and not round_.looked_up
@@ -136,8 +128,8 @@ def take_turns(arms: Sequence[Any], after_step: Callable[[Any], None] | None = N
     """Finish them all; the one that is least far goes next, the first of the sequence among equals.
 
     arms: at work on a text, a batch, or requests to a server. Each has `advance`, which does a step, `progress` in a
-    unit that all of them share, and `done`. after_step: what is called between two steps, with the arm that has
-    advanced. stride: how far an arm goes, at least one step, before the next one is chosen.
+    unit that all share, and `done`. after_step: is called with the arm that has made a step. stride: how far an arm
+    goes, at least one step, before the next one is chosen.
     """
     while waiting := [arm for arm in arms if not arm.done]:
         moved = min(waiting, key=lambda arm: arm.progress)
@@ -233,20 +225,17 @@ def measure(
 def _warm_up(
     bench: Bench, arms: list[Arm], samplings: list[Sampling], prompts: list[Prompt], tools: dict[Arm, list[int]]
 ) -> None:
-    """Meet every shape once before the clock counts."""
+    """Meet every shape once before the clock counts, and give drafts that choose by them the costs of their rounds."""
     budget = min(WARM_UP_TOKENS, bench.max_new_tokens)
-    used = [bench.drafters[arm.draft] for arm in arms if arm.draft]
-    priced = [drafter for drafter in bench.drafters.values() if drafter in used and drafter.costs is not None]
+    used = dict.fromkeys(arm.draft for arm in arms if arm.draft)
+    priced = [drafter for name in used if (drafter := bench.drafters[name]).costs is not None]
     lengths = {arm.draft_length for arm in arms if arm.draft}.union(range(LONGEST + 1) if priced else ())
     longest = max(prompt.ids.shape[1] for prompt in prompts) + bench.max_new_tokens + max(lengths, default=0)
     bench.prepare(lengths, samplings, longest)
     # The first prompt, sampled if anything is; on CUDA graphs both, for what draws tokens is recorded, too.
     for sampling in samplings if bench.on_graphs else [max(samplings, key=lambda s: s.temperature)]:
-        lengths_of = {arm: sorted(set(tools.get(arm, ()))) for arm in [*arms, *tools]}
-        decodings = [bench.decoding(arm, sampling, prompts[0], 0, budget, tried) for arm, tried in lengths_of.items()]
-        take_turns(decodings)
-        for *_, round_ in itertools.chain.from_iterable(decoding.log for decoding in decodings):
-            dict(round_.seconds or {})  # reading gives the events back, which later rounds then need not make
+        tried = {arm: sorted(set(tools.get(arm, ()))) for arm in [*arms, *tools]}
+        take_turns([bench.decoding(arm, sampling, prompts[0], 0, budget, tried[arm]) for arm in tried])
     bench.forget()
     timed = [prompts[index].ids.to(bench.setup.device) for index in mixed(prompts)[:COST_PROMPTS]]
     for drafter, sampling in itertools.product(priced, samplings):

@@ -6,7 +6,8 @@ The loops know nothing of them. They wrap the target, the drafter and the functi
 import copy
 import functools
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,18 +77,7 @@ class LoopFunctions:
             yield round_._replace(n_replays=n_replays) if n_replays else round_
 
 
-class _Timed:
-    """An object some of whose methods are timed."""
-
-    def __init__(self, inner: Any, timed: Callable[[str, Callable], Callable], **phases: str):
-        self._inner, self._timed, self._phases = inner, timed, phases
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._inner, name)
-        return self._timed(self._phases[name], value) if name in self._phases else value
-
-
-class PhaseSeconds(Mapping[str, float]):
+class PhaseSeconds(UserDict[str, float]):
     """The seconds of a round by phase, which are read when somebody asks for them: reading the events of a GPU takes
     some tenths of a millisecond, which would count as the host's part of the round."""
 
@@ -95,22 +85,13 @@ class PhaseSeconds(Mapping[str, float]):
         self._device, self._spans, self._prefill = device, spans, prefill
 
     @functools.cached_property
-    def _seconds(self) -> dict[str, float]:
+    def data(self) -> dict[str, float]:  # type: ignore[override]
         found: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         for phase, start, end in self._spans:
             found[phase] = found.get(phase, 0.0) + seconds_between(start, end)
         give_back(self._device, [moment for _, *moments in self._spans for moment in moments])
         whole = found.pop("whole")
         return {"prefill": whole} if self._prefill else found | {"host": whole - sum(found.values())}
-
-    def __getitem__(self, phase: str) -> float:
-        return self._seconds[phase]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._seconds)
-
-    def __len__(self) -> int:
-        return len(self._seconds)
 
 
 def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter, *args) -> Iterator[Round]:
@@ -131,12 +112,19 @@ def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter,
 
         return call
 
-    decoded = functions.decode(
-        _Timed(target, timed, verify="verify", forward="verify", commit="rollback", crop="rollback"),
-        _Timed(drafter, timed, propose="draft", observe="rollback"),
-        *args,
-        accept=timed("accept", functions.accept),
-    )
+    class Timed:
+        """An object some of whose methods are timed."""
+
+        def __init__(self, inner: Any, **phases: str):
+            self._inner, self._phases = inner, phases
+
+        def __getattr__(self, name: str) -> Any:
+            value = getattr(self._inner, name)
+            return timed(self._phases[name], value) if name in self._phases else value
+
+    timed_target = Timed(target, verify="verify", forward="verify", commit="rollback", crop="rollback")
+    timed_drafter = Timed(drafter, propose="draft", observe="rollback")
+    decoded = functions.decode(timed_target, timed_drafter, *args, accept=timed("accept", functions.accept))
     rounds = functions.on_target(decoded, target)
     while True:
         start = mark(device)
@@ -173,15 +161,9 @@ class VariedLength(Wrapper):
 
 def noisy(model: PreTrainedModel, amount: float, seed: int) -> PreTrainedModel:
     """Return a copy whose matrices are off by Gaussian noise of `amount` times each matrix's own standard deviation: a
-    worse draft at the same cost of a pass. Norms and biases stay; amount 0 is the model itself.
-
-    One seed is one direction in weight space: a larger amount goes further the same way. Raises ValueError for a
-    negative amount.
-    """
-    if not amount >= 0:
-        raise ValueError(f"the amount of noise must not be negative, got {amount}")
-    generator = torch.Generator().manual_seed(seed)
-    copied = copy.deepcopy(model)
+    worse draft at the same cost of a pass. Norms and biases stay. One seed is one direction in weight space: a larger
+    amount goes further the same way."""
+    generator, copied = torch.Generator().manual_seed(seed), copy.deepcopy(model)
     with torch.no_grad():
         for weight in copied.parameters():
             if weight.ndim >= 2 and weight.is_floating_point():

@@ -63,10 +63,8 @@ def probs_of_texts(measured: Measurement, longest: int) -> ProbsOfText:
 
 
 class KnownText:
-    """An engine that computes nothing: its logits are 1 for the text's own next token, and 0 for every other one.
-
-    It is `CachedModel.fast`, and the backend of one decoding, too. prompt: (1, prompt length) ids. text: the new ones.
-    """
+    """An engine that computes nothing: its logits are 1 for the text's own next token, and 0 for every other one. It is
+    `CachedModel.fast`, and the backend of one decoding, too. prompt: (1, prompt length) ids. text: the new ones."""
 
     name = "known text"
     n_replays = n_single = 0
@@ -87,23 +85,18 @@ class KnownText:
     def prefill(self, prompt: Tensor) -> Tensor:
         return self._read(0, prompt.shape[1])[:, -1:]
 
-    def step(self, tokens: Tensor, length: int) -> Tensor:
-        return self.forward(tokens, length)
-
     def forward(self, tokens: Tensor, length: int) -> Tensor:
         return self._read(length + self._offset, tokens.shape[1])
 
+    step = forward
+
     def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
-        """Where a token is not the text's its logits mean nothing, and no rule looks."""
-        self._last = slice(length, length + tokens.shape[1])
-        return self._logits(nn.functional.pad(self._ids, (0, tokens.shape[1] + 1))[:, positions[0] + 1])
+        return self._read(length, tokens.shape[1], positions[0])
 
     def keep(self, length: int, rows: Tensor) -> None:
-        """Keep a path, whose tokens are the text's own."""
-        self._last = slice(length, length + len(rows))
+        self._last = slice(length, length + len(rows))  # of a path, whose tokens are the text's own
 
-    def crop(self, n_tokens: int, length: int) -> None:
-        """Do nothing: the states of the last pass stay readable."""
+    def crop(self, n_tokens: int, length: int) -> None: ...
 
     def forward_first(self, tokens: Tensor, length: int, n_layers: int) -> Tensor:
         """Where a drafted token is not the text's, the first layers run over all that comes before it."""
@@ -131,12 +124,12 @@ class KnownText:
             self._states = dict(zip(wanted, outputs, strict=True))
         return self._states[layer]
 
-    def _read(self, start: int, n: int) -> Tensor:
+    def _read(self, start: int, n: int, places: Tensor | None = None) -> Tensor:
+        """Return logits of the tokens at these places, or from `start` on. Where a token is not the text's they mean
+        nothing, and no rule looks."""
         self._ahead, self._last = [], slice(start, start + n)
-        following = self._ids[:, start + 1 : start + n + 1]
-        return self._logits(nn.functional.pad(following, (0, n - following.shape[1])))
-
-    def _logits(self, following: Tensor) -> Tensor:
+        places = torch.arange(start, start + n, device=self._ids.device) if places is None else places
+        following = nn.functional.pad(self._ids, (0, n + 1))[:, places + 1]
         return nn.functional.one_hot(following, self._n_ids).float()
 
 
@@ -159,14 +152,17 @@ def rounds_of_texts(measured: Measurement) -> Callable[[Arm, int, Text], list[Ro
 
     A draft knows what its rounds cost, and learns the rest again: nothing of the timed rounds is used.
     """
-    bench, drafters = measured.bench, dict[Arm, Drafter]()
+    bench = measured.bench
+
+    @functools.cache
+    def untaught(arm: Arm) -> Drafter:
+        drafter = copy.deepcopy(bench.drafters[arm.draft])
+        drafter.forget()
+        return drafter
 
     @functools.cache
     def rounds(arm: Arm, prompt_index: int, text: Text) -> list[RoundCounts]:
-        if arm not in drafters:
-            drafters[arm] = copy.deepcopy(bench.drafters[arm.draft])
-            drafters[arm].forget()
-        drafter = copy.deepcopy(drafters[arm])  # shares what is learned
+        drafter = copy.deepcopy(untaught(arm))  # shares what is learned
         prompt = measured.prompts[prompt_index].ids.to(bench.setup.device)
         return replay_rounds(bench.functions, bench.setup.target, drafter, prompt, text, arm.draft_length)
 

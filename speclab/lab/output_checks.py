@@ -59,22 +59,15 @@ def judge_greedy(measured: Measurement, arm: Arm, temperature: float = 0.0) -> d
             for text in dict.fromkeys(map(tuple, line.texts))
         ]
         # A wrong text comes before near-ties.
-        divergence = min(filter(None, found), key=lambda one: one.numerical, default=None)
-        if divergence:
-            same = expected[: divergence.position]
-            pair = (divergence.baseline_token, divergence.speculative_token)
-            differences.append(
-                {
-                    "prompt": line.prompt_index,
-                    "position": divergence.position,
-                    "tokens": [setup.token_text(asked, same, t) if t >= 0 else "" for t in pair],
-                    "gap": _finite(divergence.gap),
-                    "verdict": "near-tie" if divergence.numerical else "BUG",
-                }
-            )
-    passed = all(difference["verdict"] == "near-tie" for difference in differences)
-    counts = {"n_prompts": len(lines), "differences": differences, "passed": passed}
-    return {"arm": arm.label, "temperature": temperature} | counts
+        if first := min(filter(None, found), key=lambda one: one.numerical, default=None):
+            same, pair = expected[: first.position], (first.baseline_token, first.speculative_token)
+            tokens = [setup.token_text(asked, same, t) if t >= 0 else "" for t in pair]
+            said: dict[str, Any] = {"prompt": line.prompt_index, "position": first.position, "tokens": tokens}
+            verdict = "near-tie" if first.numerical else "BUG"
+            differences.append(said | {"gap": _finite(first.gap), "verdict": verdict})
+    passed = all(one["verdict"] == "near-tie" for one in differences)
+    entry = {"arm": arm.label, "temperature": temperature, "n_prompts": len(lines)}
+    return entry | {"differences": differences, "passed": passed}
 
 
 def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> dict[str, Any]:
@@ -86,10 +79,10 @@ def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> dict[
     sums, sampling, lossy_rule = losslessness.ZSums(), setup.sampling_at(temperature), bench.lossy_rule(arm)
     vocab, drafter = setup.target.vocab_size, bench.drafters[arm.draft]
     is_measured = lossy_rule is not None and len(drafter.parts) == 1  # of a hybrid it is not known which part drafted
+    k = arm.draft_length if is_measured else 1
     for line in lines:
         prompt, distance = measured.prompts[line.prompt_index].id_list, 0.0
         for tokens, rounds in zip(line.texts, line.rounds, strict=True):
-            k = arm.draft_length if is_measured else 1
             law = drafter.law(setup.target, prompt, tokens, sampling, k)
             draft_probs = law.drawn_from([(start, 0, 1) for start in range(len(tokens))])
             for emitted, places in losslessness.known_law(
@@ -102,8 +95,9 @@ def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> dict[
                 here = target_probs[[start + depth for start, depth, _ in tested]]
                 distance += distances(bench.functions.rule, here, law.drawn_from(tested)).sum().item()
         line.distance = as_written(distance) if is_measured else None
-    z, n_decoded = sums.result(), sum(line.n_emitted for line in lines)
-    entry = {
+    z, off = sums.result(), sum(line.distance or 0.0 for line in lines) / max(1, sum(line.n_emitted for line in lines))
+    lossy = {"lossy_rule": lossy_rule, "total_variation": off if is_measured else None} if lossy_rule else {}
+    return {
         "arm": arm.label,
         "temperature": temperature,
         "n_tokens": z.n_tokens,
@@ -112,12 +106,8 @@ def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> dict[
         "n_uncertain": z.n_uncertain,
         "bound": losslessness.Z_BOUND,
         "passed": math.isfinite(z.surprise) if lossy_rule else z.passed,
+        **lossy,
     }
-    if lossy_rule:
-        entry["lossy_rule"] = lossy_rule
-        off = sum(line.distance or 0.0 for line in lines) / max(1, n_decoded)
-        entry["total_variation"] = off if is_measured else None
-    return entry
 
 
 def _finite(number: float) -> float | None:

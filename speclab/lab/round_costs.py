@@ -23,12 +23,28 @@ def measure_costs(
     functions: LoopFunctions, target: CachedModel, drafter: Drafter, prompts: Sequence[Tensor], settings: DecodeSettings
 ) -> None:
     """Give `drafter` the costs of rounds at the temperature of `settings`; those of a hybrid are measured with its
-    model. prompts: (1, prompt length) ids each."""
-    proposing, looked_up = drafter.parts[-1], None
-    longest = min(LONGEST, proposing.longest_draft)
-    asked = drafter.chooses_length and proposing.asks_to_go_on and target.device.type == "cpu"
-    timed = timed_rounds(functions, target, proposing, prompts, settings, asked)
-    if proposing.pass_share < 1:  # a part of the target runs in the draft: a lookup's rounds cost something else
+    model. prompts: (1, prompt length) ids each.
+
+    A lookup often finds nothing, so a drafter that always drafts shows what the rest of a round costs. The texts have a
+    length of their own, which no end token ends: a run may be too short to show what a round costs.
+    """
+    part, looked_up = drafter.parts[-1], None
+    # The drafter is asked after each token whether it drafts another one, as the run will do; it then draws one by one.
+    asked = drafter.chooses_length and part.asks_to_go_on and target.device.type == "cpu"
+    timed: list[tuple[Round, bool]] = []  # and whether the drafter itself drafted
+    most = ROUNDS_OF_EACH * (LONGEST + 1) // len(prompts) + 2  # the prompt's pass and the first round are left out
+    for seed, (ids, own) in enumerate(itertools.product(prompts, (True, False))):
+        n_tokens = most * (LONGEST + 1)
+        if target.max_length is not None:
+            n_tokens = min(n_tokens, target.max_length - target.room.length_after(ids.shape[1]))
+        own_settings = DecodeSettings(n_tokens, settings.sampling, seed=settings.seed + OTHER_SEED)
+        proposing = copy.deepcopy(part) if own else ConstantDrafter()
+        proposing.keep_drafting = (lambda probability: True) if asked and own else None
+        varied = VariedLength(proposing, [*range(LONGEST + 1)], seed)
+        rounds = with_phases(functions, target.with_own_cache(), varied, ids, LONGEST, own_settings)
+        timed += [(round_, own) for round_ in itertools.islice(rounds, 2, most)]
+    longest = min(LONGEST, part.longest_draft)
+    if part.pass_share < 1:  # a part of the target runs in the draft: a lookup's rounds cost something else
         looked_up = costs_of([(round_, own) for round_, own in timed if not own], longest)
         timed = [(round_, own) for round_, own in timed if own]
     if costs := costs_of(timed, longest):
@@ -36,41 +52,11 @@ def measure_costs(
         drafter.costs[settings.sampling.temperature] = replace(costs, looked_up=looked_up.rest if looked_up else ())
 
 
-def timed_rounds(
-    functions: LoopFunctions,
-    target: CachedModel,
-    drafter: Drafter,
-    prompts: Sequence[Tensor],
-    settings: DecodeSettings,
-    asked: bool = False,
-) -> list[tuple[Round, bool]]:
-    """Time rounds by phase, and say whether `drafter` drafted in them.
-
-    A lookup often finds nothing, so a drafter that always drafts shows what the rest of a round costs. The texts have a
-    length of their own, which no end token ends: a run may be too short to show what a round costs. asked: the drafter
-    is asked after each token whether it drafts another one, as the run will do; it then draws one by one.
-    """
-    timed: list[tuple[Round, bool]] = []
-    most = ROUNDS_OF_EACH * (LONGEST + 1) // len(prompts) + 2  # the prompt's pass and the first round are left out
-    for seed, (ids, own) in enumerate(itertools.product(prompts, (True, False))):
-        n_tokens = most * (LONGEST + 1)
-        if target.max_length is not None:
-            n_tokens = min(n_tokens, target.max_length - target.room.length_after(ids.shape[1]))
-        own_settings = DecodeSettings(n_tokens, settings.sampling, seed=settings.seed + OTHER_SEED)
-        proposing = copy.deepcopy(drafter) if own else ConstantDrafter()
-        proposing.keep_drafting = (lambda probability: True) if asked and own else None
-        varied = VariedLength(proposing, [*range(LONGEST + 1)], seed)
-        rounds = with_phases(functions, target.with_own_cache(), varied, ids, LONGEST, own_settings)
-        timed += [(round_, own) for round_ in itertools.islice(rounds, 2, most)]
-    return timed
-
-
 def costs_of(rounds: Iterable[tuple[Round, bool]], longest: int = LONGEST) -> RoundCosts | None:
     """Return the median seconds of rounds by draft length, made non-decreasing; linear between the lengths that were
-    seen.
+    seen. None where no round without a draft was seen, or none with one.
 
-    None where no round without a draft was seen, or none with one. rounds: each says whether the drafter itself drafted
-    in it. longest: tokens of the drafter's own drafts at most.
+    rounds: each says whether the drafter itself drafted in it. longest: tokens of the drafter's own drafts at most.
     """
     drafting: dict[int, list[float]] = {0: []}
     rest: dict[int, list[float]] = {}

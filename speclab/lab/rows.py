@@ -65,7 +65,6 @@ def row_of(
     baseline_prefill, prefill = (sum(sum(s.prefill_seconds) for s in side) for side in zip(*pairs, strict=True))
     one_length = None if arm.auto or arm.branches else arm.draft_length  # the formula knows one length, and no branches
     distances = [s.distance for s in own if s.distance is not None]
-    has_rounds = bool(arm.draft) and all(s.rounds for s in own)
     has_texts = temperature == 0 and all(one.texts for pair in pairs for one in pair)
     row = Row(
         method=arm.method,
@@ -86,8 +85,6 @@ def row_of(
         speedup_low=low,
         speedup_high=high,
         speedup_with_prefill=before / seconds if end_to_end else (before + baseline_prefill) / (seconds + prefill),
-        accepted_lengths=[counts.accepted_lengths[i] for i in range(arm.draft_length + 1)] if has_rounds else None,
-        n_without_drafts=counts.n_without_drafts if has_rounds else None,
         acceptance_rate=counts.acceptance_rate,
         drafted_fraction=counts.drafted_fraction,
         tokens_per_round=counts.tokens_per_round if arm.speculative else None,

@@ -6,8 +6,8 @@ from operator import attrgetter
 
 from speclab.core.counts import Counts
 from speclab.present import tables
-from speclab.present.screen import REPLAYS, agreement_lines, noise_lines, provenance, screen, target_name
-from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, number, prediction, speedup
+from speclab.present.screen import REPLAYS, noise_lines, provenance, same_text_lines, screen, target_name
+from speclab.present.tables import Block, Cell, Heading, Lines, Markdown, Table, cells, number, prediction, speedup
 from speclab.records.files import ComparisonRun
 from speclab.records.rows import Row
 from speclab.theory.ladder import EFFECTS, PREDICTORS, factors, prediction_errors, prediction_rows
@@ -23,35 +23,31 @@ REJECTED_PLACES = (
 ROWS = (
     "95 % is the interval in which the speedup would lie with other prompts. end to end counts the passes over the "
     "prompt, too. α is accepted / tested tokens, f is accepted / drafted tokens, and tok/rnd is the tokens per target "
-    "pass. A prediction stands with its error, predicted / measured - 1. The formula and the ladder know chains only: "
-    "drafts with branches have no values."
+    "pass; its forecast is that along the baseline's text. A prediction of the speedup stands with its error, "
+    "predicted / measured - 1. The formula and the ladder know chains only: drafts with branches have no values."
 )
 LADDER = "From the book's formula to the measured speedup: each factor is what one thing costs or gains."
 
 
 def page(run: ComparisonRun, name: str) -> str:
     """Return results/NAME.md. name: the name of the pictures"""
-    parts = [tables.escaped(provenance(run)), f"## The answer\n\n{screen(run, markdown=True).strip()}"]
-    parts += [*_pictures(run, name), _details(run)]
+    answer = Markdown(screen(run, markdown=True).strip())
+    blocks = [provenance(run), Heading("The answer"), answer, *_details(run, name)]
     if padded := run.padded:
-        parts += [f"# {tables.escaped(target_name(padded))}", tables.escaped(provenance(padded))]
-        parts += [*_pictures(padded, f"{name}-padded"), _details(padded)]
-    return "\n\n".join(parts) + "\n"
+        blocks += [Heading(target_name(padded), 1), provenance(padded), *_details(padded, f"{name}-padded")]
+    return tables.show(blocks, markdown=True)
 
 
-def _pictures(run: ComparisonRun, name: str) -> list[str]:
-    shown = [f"![speedup by draft and k](../plots/{name}-speedup.png)"] * any(row.draft for row in run.rows)
-    why = f"![from the book's formula to the measured speedup](../plots/{name}-why.png)"
-    return shown + [why] * any(row.ladder for row in run.rows)
-
-
-def _details(run: ComparisonRun) -> str:
-    blocks: list[Block] = [Heading("All rows"), rows_table(run.rows), Lines([ROWS, COSTS])]
-    blocks += [errors_table(prediction_rows(run.rows)), Heading("From the formula to the measurement")]
+def _details(run: ComparisonRun, name: str) -> list[Block]:
+    speeds = Markdown(f"![speedup by draft and k](../plots/{name}-speedup.png)")
+    why = Markdown(f"![from the book's formula to the measured speedup](../plots/{name}-why.png)")
+    blocks: list[Block] = [speeds] * any(row.draft for row in run.rows) + [why] * any(row.ladder for row in run.rows)
+    blocks += [Heading("All rows"), rows_table(run.rows), Lines([ROWS, COSTS])]
+    blocks.append(errors_table(prediction_rows(run.rows)))
     ladder, effects = ladder_table(run.rows), [LADDER, *(f"{one.name}: {one.meaning}" for one in EFFECTS)]
-    blocks += [ladder, Lines(effects * bool(ladder.rows))]
-    blocks += [Heading("Texts and noise"), Lines([*agreement_lines(run.correctness), generate_line(run)])]
-    return tables.show([*blocks, Lines(noise_lines(run.noise))], markdown=True).strip()
+    blocks += [Heading("From the formula to the measurement"), ladder, Lines(effects * bool(ladder.rows))]
+    blocks += [Heading("Texts and noise"), Lines([*same_text_lines(run, every_arm=True), generate_line(run)])]
+    return [*blocks, Lines(noise_lines(run.noise))]
 
 
 def rows_table(rows: list[Row]) -> Table:
@@ -59,7 +55,9 @@ def rows_table(rows: list[Row]) -> Table:
     heads: dict[str, Cell] = cells("draft", *tables.batches(rows), "k", "T")
     heads["prompts"] = lambda row: f"{row.prompt_kind} ({row.n_prompts})"
     heads |= cells("tok/s", "speedup") | {"verdict": lambda row: tables.verdict_of(row) or "-"}
-    heads |= cells("95 %", "end to end", "α", "f", "tok/rnd", "c", "v", "o")
+    heads |= cells("95 %", "end to end", "α", "f", "tok/rnd")
+    heads["forecast tok/rnd"] = lambda row: number(row.forecast_tokens_per_round)
+    heads |= cells("c", "v", "o")
     heads |= {name: prediction(attrgetter(key)) for key, name in PREDICTORS.items()}
     return Table([row for row in rows if row.draft or row.method == "baseline"], heads)
 
@@ -88,17 +86,15 @@ def ladder_table(rows: list[Row]) -> Table:
 
 
 def generate_line(run: ComparisonRun) -> str | None:
-    """Compare the baseline with the library's own loop."""
+    """Compare the baseline with the library's own loop; None where that did not run."""
     row = next((row for row in run.rows if (row.method, row.prompt_kind) == ("generate", "all")), None)
     if row is None:
         return None
-    agreement = "the same text" if row.same_as_baseline else "NOT the same text"
-    if not row.same_as_baseline and run.settings["dtype"] != "float32":
-        agreement += f" (where two logits are nearly equal, rounding in {run.settings['dtype']} decides)"
-    return (
-        "the baseline against model.generate with the lab's settings (greedy, no penalties, no end token), prefill "
-        f"included: {1 / row.speedup:.2f}x its speed, {agreement}"
-    )
+    dtype, agreement = run.settings["dtype"], "the same text" if row.same_as_baseline else "NOT the same text"
+    if not row.same_as_baseline and dtype != "float32":
+        agreement += f" (where two logits are nearly equal, rounding in {dtype} decides)"
+    how = "with the lab's settings (greedy, no penalties, no end token), prefill included"
+    return f"the baseline against model.generate {how}: {1 / row.speedup:.2f}x its speed, {agreement}"
 
 
 def counts_summary(counts: Counts, has_branches: bool = False) -> str:

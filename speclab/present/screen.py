@@ -5,7 +5,6 @@ other commands show the same lines about their origin, their texts and their noi
 """
 
 import math
-from operator import itemgetter
 
 from speclab.models.padded import sizes
 from speclab.present import tables
@@ -17,7 +16,6 @@ from speclab.theory import attribution
 from speclab.theory.ladder import factors, prediction_rows
 
 LAB = "lab pair"
-NO_LOSS = 0.995  # a factor that rounds to x1.00 loses nothing
 LARGEST_FACTOR = 99  # that a line names; beyond it the size no longer matters
 UNTESTED = "NOT TESTED, the run's number format rounds too coarsely at this temperature; give --dtype float32"
 REPLAYS = "passes in which recurrent layers, which cannot be cropped, read accepted tokens once more"
@@ -36,21 +34,18 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
     """
     runs = [run, run.padded] if run.padded else [run]
     rough = Lines(f"{target_name(shown)}: {line}" for shown in runs if (line := rough_line(shown)))
-    speeds: list[Block] = []
-    for shown in runs:
-        speeds.append(Heading(target_name(shown), 3) if len(runs) > 1 else None)
-        said = [padding_remark(shown.settings["target"]), None if brief else result_line(shown)]
-        speeds += [*([Lines(said)] * any(said)), speed_table(shown)]
-    if brief:
-        return tables.show([Lines(map(wrong_line, runs)), rough, *speeds], markdown)
-    checked = (line for shown in runs for line in (*same_text_lines(shown), *remarks(shown)))
-    facts = Lines(line for shown in runs for line in (reading_line(shown), ladder_line(shown), loops_line(shown)))
+    checked, facts, speeds = Lines(), Lines(), list[Block]()
     for shown in runs:
         floors = [floor for floor in shown.noise if floor.temperature == shown.noise[0].temperature]
+        checked += [line for line in (*same_text_lines(shown), *remarks(shown)) if line not in checked]
+        facts += [reading_line(shown), ladder_line(shown), loops_line(shown)]
         facts += [f"{target_name(shown)}: {line}" for line in noise_lines(floors)]
-    facts.append(no_gain_line(runs))
-    # What is said of the machine stands once.
-    return tables.show([Lines(dict.fromkeys(checked)), rough, *speeds, facts, Lines(where or [])], markdown)
+        said = [padding_remark(shown.settings["target"]), None if brief else result_line(shown)]
+        speeds += [Heading(target_name(shown), 3) if len(runs) > 1 else None, Lines(filter(None, said))]
+        speeds.append(speed_table(shown))
+    if brief:
+        return tables.show([Lines(map(wrong_line, runs)), rough, *speeds], markdown)
+    return tables.show([checked, rough, *speeds, Lines([*facts, no_gain_line(runs)]), Lines(where or [])], markdown)
 
 
 # --- where a record comes from ----------------------------------------------------------------------------------------
@@ -106,42 +101,34 @@ def small_print(run: Head) -> str:
 # --- same text? -------------------------------------------------------------------------------------------------------
 
 
-def same_text_lines(run: ComparisonRun) -> list[str]:
-    """Return a line for the texts of each temperature, and further ones where something is wrong."""
+def same_text_lines(run: ComparisonRun, every_arm: bool = False) -> list[str]:
+    """Return a line for the texts of each temperature, below every greedy difference, and above a line for each arm
+    that sampled and is wrong or lossy. every_arm: for each arm that sampled."""
     lines = []
     for temperature in sorted({entry["temperature"] for entry in run.correctness}):
         entries = [entry for entry in run.correctness if entry["temperature"] == temperature]
-        named = [entry for entry in entries if entry.get("lossy_rule") or not entry["passed"]]
-        details = agreement_lines(named if temperature else entries)
-        n_tested = sum(entry["n_tokens"] - entry.get("n_uncertain", 0) for entry in entries) if temperature else 0
         if not temperature:
-            *before, said = details
-            lines += before
-            details = []
-        elif any(entry.get("lossy_rule") for entry in named):
-            said = f"T = {temperature:g}: NO, the rule is LOSSY; its arms below"
-        else:
-            right = f"{len(entries) - len(named)} of {len(entries)} arms, |z| < {entries[0]['bound']:g}"
-            found = f"{n_tested} sampled tokens, no difference found in {right}" if n_tested else UNTESTED
-            said = f"T = {temperature:g}: {found}"
-        lines += [f"same text? {target_name(run)}, {said}", *details]
+            differences = [_difference(entry, one) for entry in entries for one in entry["differences"]]
+            verdict = f"{len(differences)} differ, first differences above" if differences else "identical"
+            n_texts, arms = sum(entry["n_prompts"] for entry in entries), f"{len(entries)} arms against the baseline"
+            said = f"greedy: {n_texts} texts of {arms}, token for token: {verdict}"
+            lines += [*differences, f"same text? {target_name(run)}, {said}"]
+            continue
+        named = [entry for entry in entries if entry.get("lossy_rule") or not entry["passed"]]
+        n_tested = sum(entry["n_tokens"] - entry.get("n_uncertain", 0) for entry in entries)
+        right = f"{len(entries) - len(named)} of {len(entries)} arms, |z| < {entries[0]['bound']:g}"
+        said = f"{n_tested} sampled tokens, no difference found in {right}" if n_tested else UNTESTED
+        if any(entry.get("lossy_rule") for entry in named):
+            said = "NO, the rule is LOSSY; its arms below"
+        lines.append(f"same text? {target_name(run)}, T = {temperature:g}: {said}")
+        lines += map(_sampled_line, entries if every_arm else named)
     return lines
 
 
-def agreement_lines(entries: list[Facts]) -> list[str]:
-    """Return every greedy difference, then the verdict on greedy texts, then one for each arm that sampled."""
-    greedy = [entry for entry in entries if entry["temperature"] == 0]
-    lines = [
-        f"  {entry['arm']}, prompt {one['prompt']}, token {one['position']}: {one['tokens'][0]!r} became "
-        f"{one['tokens'][1]!r}, gap {'-' if one['gap'] is None else format(one['gap'], '.3g')}: {one['verdict']}"
-        for entry in greedy
-        for one in entry["differences"]
-    ]
-    if greedy:
-        verdict = f"{len(lines)} differ, first differences above" if lines else "identical"
-        n_texts = sum(entry["n_prompts"] for entry in greedy)
-        lines.append(f"greedy: {n_texts} texts of {len(greedy)} arms against the baseline, token for token: {verdict}")
-    return lines + [_sampled_line(entry) for entry in entries if entry["temperature"] > 0]
+def _difference(entry: Facts, one: Facts) -> str:
+    gap = "-" if one["gap"] is None else format(one["gap"], ".3g")
+    where = f"  {entry['arm']}, prompt {one['prompt']}, token {one['position']}"
+    return f"{where}: {one['tokens'][0]!r} became {one['tokens'][1]!r}, gap {gap}: {one['verdict']}"
 
 
 def _sampled_line(entry: Facts) -> str:
@@ -179,11 +166,8 @@ def remarks(run: LabRun) -> list[str]:
         lines.append(f"replays: after {n_replays} of {n_rounds} speculative rounds, {REPLAYS}")
     if run.unchecked:
         lines.append(f"NOT CHECKED: {', '.join(run.unchecked)}; the run was stopped before these texts were judged")
-    if wrong := wrong_line(run):
-        lines.append(wrong)
-    if run.interrupted:
-        lines.append("Stopped before the end: rows cover the prompts that every arm had finished.")
-    return lines
+    stopped = "Stopped before the end: rows cover the prompts that every arm had finished."
+    return [*lines, *filter(None, [wrong_line(run), stopped * run.interrupted])]
 
 
 def wrong_line(run: LabRun) -> str | None:
@@ -195,14 +179,9 @@ def wrong_line(run: LabRun) -> str | None:
 
 
 def rough_line(run: Head) -> str | None:
-    """Say in one sentence that a run's speeds are rough, what is not, and what to do; None where they are not rough.
-
-    What to do is left out where the user was told before the run that the cores are busy.
-    """
-    said, probe = rough_in_short(run), run.machine.get("probe")
-    advice = "; stop other work and run again for better ones" * (not probe or probe["free"])
+    """Say in one sentence that a run's speeds are rough, what is not, and what to do; None where they are not rough."""
     kept = "so speeds and speedups may be off by as much; texts and counts do not depend on the clock"
-    return said and f"{said}, {kept}{advice}"
+    return (said := rough_in_short(run)) and f"{said}, {kept}; stop other work and run again for better ones"
 
 
 def rough_in_short(run: Head) -> str | None:
@@ -215,13 +194,16 @@ def rough_in_short(run: Head) -> str | None:
 
 
 def noise_lines(floors: list[Noise]) -> list[str]:
-    """Write 1.01x (0.98 to 1.03) for each floor, the interval where there is one."""
-    lines = []
-    for floor in floors:
-        ends = interval(floor.low, floor.high)
-        said = f"{speedup(floor.ratio)}" + f" ({ends})" * (ends != "-")
-        lines.append(f"noise floor, the baseline against itself in the same run{_batch(floor)}: {said}")
-    return lines
+    of = "noise floor, the baseline against itself in the same run"
+    return [f"{of}{_batch(one)}: {speedup(one.ratio)}{_ends(one.low, one.high)}" for one in floors]
+
+
+def _ends(low: float | None, high: float | None) -> str:
+    return "" if low is None else f" ({interval(low, high)})"
+
+
+def _batch(one: Row | Noise) -> str:
+    return f", B = {one.n_texts}" * (one.n_texts > 1)
 
 
 # --- how fast? --------------------------------------------------------------------------------------------------------
@@ -232,13 +214,12 @@ def speed_table(run: ComparisonRun) -> Table:
     rows = [row for row in run.rows if row.prompt_kind == "all" and (row.draft or row.method == "baseline")]
     at = {(row.method, row.draft_length, row.temperature): row for row in rows}
     first, *further = dict.fromkeys(row.temperature for row in rows) or [0.0]
-    best = best_row(run)
 
     def other(temperature: float) -> Cell:
         return lambda row: _in_words(at.get((row.method, row.draft_length, temperature)))
 
     heads = cells("draft", *tables.batches(rows), "k", "α", "tok/rnd", "tok/s")
-    heads |= {"speedup": lambda row: _in_words(row) + " highest" * (row is best)} | cells("95 %")
+    heads |= {"speedup": _in_words} | cells("95 %")
     heads |= {"forecast": lambda row: speedup(row.forecast), "book(α)": lambda row: speedup(row.book_formula)}
     heads |= {f"T = {temperature:g}": other(temperature) for temperature in further}
     return Table([row for row in rows if row.temperature == first], heads)
@@ -256,36 +237,22 @@ def _first_rows(run: ComparisonRun) -> list[Row]:
     return [row for row in rows if row.temperature == run.rows[0].temperature]
 
 
-def best_row(run: ComparisonRun) -> Row | None:
-    """Return the fastest draft at the first temperature; None where none is shown to be faster than the baseline."""
-    fastest = max(_first_rows(run), key=lambda row: row.speedup, default=None)
-    return fastest if fastest and tables.verdict_of(fastest) in ("faster", None) and fastest.speedup > 1 else None
-
-
-def ladder_row(run: ComparisonRun) -> Row | None:
-    """Return the fastest row that has a ladder, and where none has one, the fastest. The rounds of a hybrid are of two
-    kinds, which no ladder describes."""
-    return max(_first_rows(run), key=lambda row: (bool(factors(row)), row.speedup), default=None)
-
-
 def result_line(run: ComparisonRun) -> str | None:
     """Say in one sentence what the table shows; None for a run without drafts."""
-    best, explained = best_row(run), ladder_row(run)
-    if explained is None:
+    row = max(_first_rows(run), key=lambda row: row.speedup, default=None)
+    if row is None:
         return None
-    row = best or max(_first_rows(run), key=lambda row: row.speedup)
-    ends, k = interval(row.speedup_low, row.speedup_high), "auto" if row.auto else row.draft_length
-    said = f"Highest: {row.method.removesuffix(AUTO)}, k = {k}{_batch(row)}, {speedup_of(row)}"
-    said += f" ({ends})" * (ends != "-")
-    said += ", not shown to be faster" * (best is None)
-    name, factor = min(factors(explained).items(), key=itemgetter(1), default=("", 1.0))
-    other = f"; {explained.method}, k = {explained.draft_length}{_batch(explained)}" * (explained is not row)
-    return said + (f"{other}: most is lost to {name} (x{factor:.2f})." if factor < NO_LOSS else ".")
+    doubt = "" if is_faster(row) else ", not shown to be faster"
+    return f"Highest: {_named(row)}, {speedup_of(row)}{_ends(row.speedup_low, row.speedup_high)}{doubt}."
 
 
-def _batch(row: Row | Noise) -> str:
-    """Return the number of texts at a time, as the end of what a line is about; nothing for one text."""
-    return f", B = {row.n_texts}" * (row.n_texts > 1)
+def is_faster(row: Row) -> bool:
+    """Tell whether a row is shown to be faster; where the prompts are too few for an interval, its speedup decides."""
+    return row.speedup > 1 and tables.verdict_of(row) in ("faster", None)
+
+
+def _named(row: Row) -> str:
+    return f"{row.method.removesuffix(AUTO)}, k = {'auto' if row.auto else row.draft_length}{_batch(row)}"
 
 
 # --- why not faster? --------------------------------------------------------------------------------------------------
@@ -305,15 +272,16 @@ def reading_line(run: ComparisonRun) -> str | None:
 
 
 def ladder_line(run: ComparisonRun) -> str | None:
-    """Say what lies between the formula and the speedup of the row with a ladder; None where it has no formula."""
-    row = ladder_row(run)
-    if row is None or row.book_formula is None:
+    """Say what lies between the formula and the speedup of the fastest row that has a ladder, and where none has one,
+    of the fastest that the formula knows; None where it knows none."""
+    rows = [row for row in _first_rows(run) if row.book_formula is not None]
+    row = max(rows, key=lambda row: (bool(factors(row)), row.speedup), default=None)
+    if row is None:
         return None
-    forecast = f", forecast {speedup(row.forecast)}" if row.forecast is not None else ""
+    forecast = f", forecast {speedup(row.forecast)}" * (row.forecast is not None)
     return (
-        f"{target_name(run)}, {row.method} k = {row.draft_length}{_batch(row)}: 1/(1-α+α/k) with "
-        f"α = {number(row.acceptance_rate)} says {speedup(row.book_formula)}; measured {speedup_of(row)}{forecast}"
-        f"{between(row)}"
+        f"{target_name(run)}, {_named(row)}: 1/(1-α+α/k) with α = {number(row.acceptance_rate)} says "
+        f"{speedup(row.book_formula)}; measured {speedup_of(row)}{forecast}{between(row)}"
     )
 
 
@@ -342,8 +310,7 @@ def no_gain_line(runs: list[ComparisonRun]) -> str | None:
     if not rows:
         return None
     run, low = min(rows, key=lambda pair: pair[1].speedup)
-    where = f"{target_name(run)}, {low.method} k = {low.draft_length}{_batch(low)}, T = {low.temperature:g}"
-    n_not = sum(row.speedup <= 1 or tables.verdict_of(row) in ("slower", "unclear") for _, row in rows)
-    each = "each draft, k and B" if any(row.n_texts > 1 for _, row in rows) else "each draft and k"
-    counted = f"{n_not} of {len(rows)}, {each} once per temperature and kind of prompt"
+    where = f"{target_name(run)}, {_named(low)}, T = {low.temperature:g}"
+    n_not = sum(not is_faster(row) for _, row in rows)
+    counted = f"{n_not} of {len(rows)} rows, each of one temperature and kind of prompt"
     return f"not shown to be faster: {counted}; the lowest is {speedup_of(low)} ({where}, {low.prompt_kind} prompts)"

@@ -5,9 +5,12 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import tabulate
+
 from speclab.records.rows import AUTO
 from speclab.theory.formulas import FEWEST
 
+tabulate.MIN_PADDING = 0  # a column is as wide as its widest text
 WIDTH = 100  # of lines of text in the terminal
 NAME_WIDTH = 20  # of a draft's name there
 
@@ -15,7 +18,7 @@ Cell = Callable[[Any], str]  # a row, or another part of a record -> what stands
 
 
 class Heading(NamedTuple):
-    """A heading in Markdown, a line in the terminal. It is left out where the next block is."""
+    """A heading in Markdown, a line in the terminal. It is left out where nothing is shown below it."""
 
     text: str
     level: int = 2
@@ -44,20 +47,17 @@ MARKUP = re.compile(r"([\\`\[\]$]|~(?=~)|#(?=#*\s*$)|\*(?=\w)|(?<!\w)[*_](?=\S))
 START = re.compile(r"^(\d*)([.)](?=\s|$)|#(?=#*(?:\s|$))|[+*-](?=\s|$)|[*_-](?=[\s*_-]*$)|>)")
 
 
-def escaped(text: str) -> str:
-    """Return a text as Markdown that shows all of its characters, on one line. Not at the start of a line: see `_line`.
+def escaped(text: str, start: bool = False) -> str:
+    """Return a text as Markdown that shows all of its characters, on one line. start: a paragraph or an item of a list
+    begins with it.
 
     A viewer may make links of the addresses and @names in it; what is read stays the same.
     """
     if isinstance(text, Markdown):
         return text
     text = " ".join(text.splitlines())
-    return MARKUP.sub(lambda found: f"\\{found[1]}" if found[1] else "&amp;" if found[2] else "&lt;", text)
-
-
-def _line(text: str) -> str:
-    """Return a text as Markdown that a paragraph or an item of a list begins with."""
-    return escaped(text) if isinstance(text, Markdown) else START.sub(r"\1\\\2", escaped(text).strip())
+    text = MARKUP.sub(lambda found: f"\\{found[1]}" if found[1] else "&amp;" if found[2] else "&lt;", text)
+    return START.sub(r"\1\\\2", text.strip()) if start else text
 
 
 def _cell(text: str) -> str:
@@ -71,26 +71,26 @@ def show(blocks: Iterable[Block], markdown: bool = False) -> str:
     for block in blocks:
         if isinstance(block, Heading):
             above = [f"{'#' * block.level} {escaped(block.text)}" if markdown else _wrapped(block.text)]
-        else:
-            if text := _text(block, markdown):
-                texts += [*above, text]
+        elif text := _text(block, markdown):
+            texts += [*above, text]
             above = []
     return "\n\n".join(texts) + "\n"
 
 
 def _text(block: Lines | Table | str | None, markdown: bool) -> str | None:
     if isinstance(block, Lines):
-        return "\n".join(f"- {_line(line)}" if markdown else _wrapped(line, "    ") for line in block if line)
+        return "\n".join(
+            f"- {escaped(line, start=True)}" if markdown else _wrapped(line, "    ") for line in block if line
+        )
     if not isinstance(block, Table):
-        return (_line(block) if markdown else _wrapped(block)) if block else block
-    columns = {
-        head: [_cell(cell(row)) if markdown else cell(row).replace("\n", " ") for row in block.rows]
-        for head, cell in block.cells.items()
-    }
-    if "draft" in columns and not markdown:
-        columns["draft"] = [short(name, NAME_WIDTH) for name in columns["draft"]]
-    cells = list(zip(*columns.values(), strict=True))
-    return table(cells, list(columns), markdown, block.n_words) if block.rows else None
+        return block and (escaped(block, start=True) if markdown else _wrapped(block))
+
+    def written(head: str, text: str) -> str:
+        text = _cell(text) if markdown else text.replace("\n", " ")
+        return short(text, NAME_WIDTH) if head == "draft" and not markdown else text
+
+    lines = [[written(head, cell(row)) for head, cell in block.cells.items()] for row in block.rows]
+    return table(lines, list(block.cells), markdown, block.n_words) if lines else None
 
 
 def _wrapped(paragraph: str, indent: str = "") -> str:
@@ -100,16 +100,9 @@ def _wrapped(paragraph: str, indent: str = "") -> str:
 def table(rows: Sequence[Sequence[str]], heads: list[str], markdown: bool = False, n_words: int = 1) -> str:
     """Return the cells as a table for the terminal, or in Markdown. All columns but the first `n_words` are numbers,
     aligned right."""
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-
-    def line(cells: Sequence[str]) -> str:
-        sized = list(zip(cells, widths, strict=True))
-        texts = [text.ljust(width) for text, width in sized[:n_words]]
-        texts += [text.rjust(width) for text, width in sized[n_words:]]
-        return f"| {' | '.join(texts)} |" if markdown else "  ".join(texts).rstrip()
-
-    rule = line(["-" * width for width in widths])
-    return "\n".join([line(heads), rule.replace(" ", "-") if markdown else rule, *map(line, rows)])
+    sides = ["left"] * n_words + ["right"] * (len(heads) - n_words)
+    how = {"colalign": sides, "disable_numparse": True, "tablefmt": "github" if markdown else "simple"}
+    return "\n".join(line.rstrip() for line in tabulate.tabulate(rows, heads, **how).splitlines())
 
 
 def short(name: str, width: int) -> str:
@@ -131,7 +124,6 @@ def cost(value: float | None, digits: int = 2) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Write tokens a second."""
     return number(value, 1 if value is not None and value < 999.95 else 0)
 
 
@@ -176,11 +168,6 @@ def temperature_name(temperature: float) -> str:
 # --- columns that several tables have ---
 
 
-def column(key: str, digits: int = 2, write: Callable[[float | None, int], str] = number) -> Cell:
-    """Return a cell with a number of the row."""
-    return lambda row: write(getattr(row, key), digits)
-
-
 def prediction(predicted: Callable[[Any], float | None]) -> Cell:
     """Return a cell such as "2.58 +106%": a prediction and its error, predicted / measured - 1."""
 
@@ -192,7 +179,6 @@ def prediction(predicted: Callable[[Any], float | None]) -> Cell:
 
 
 def drafts_only(cell: Cell) -> Cell:
-    """Return a cell that is empty for the baseline."""
     return lambda row: cell(row) if row.draft else "-"
 
 
@@ -206,12 +192,12 @@ CELLS: dict[str, Cell] = {
     "measured": speedup_of,
     "95 %": drafts_only(row_interval),
     "end to end": drafts_only(lambda row: speedup(row.speedup_with_prefill)),
-    "α": column("acceptance_rate"),
-    "f": column("drafted_fraction"),
-    "tok/rnd": column("tokens_per_round"),
+    "α": lambda row: number(row.acceptance_rate),
+    "f": lambda row: number(row.drafted_fraction),
+    "tok/rnd": lambda row: number(row.tokens_per_round),
     "c": lambda row: cost(row.draft_cost, 3) if row.draft_length else "-",
-    "v": column("verify_cost", write=cost),
-    "o": column("overhead", 3, cost),
+    "v": lambda row: cost(row.verify_cost),
+    "o": lambda row: cost(row.overhead, 3),
 }
 
 

@@ -60,7 +60,6 @@ class ComparisonRun(LabRun):
     correctness: list[Facts]  # of speclab/lab/output_checks.py
     noise: list[Noise]
     costs: list[Facts]  # of each draft and temperature, as speclab/theory/costs.py writes them
-    phases: Facts  # seconds of the instrumented rounds, and the share of them that the phases cover
     rows: list[Row]
     raw: list[Decoded]
     weight_bytes: Count | None = None  # that each target pass reads; absent with experts and in older records

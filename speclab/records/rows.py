@@ -135,12 +135,7 @@ class Decoded(ArmCounts):
 
     @property
     def counts(self) -> Counts:
-        """Return the sums, and what the rounds add to them where they are known."""
-        counts = Counts(**{name: getattr(self, name) for name in SUMS}, n_replays=self.n_replays or 0)
-        for made in (made for rounds in self.rounds for made in rounds):
-            counts.accepted_lengths[made.n_accepted] += 1
-            counts.n_without_drafts += made.n_drafted == 0
-        return counts
+        return Counts(**{name: getattr(self, name) for name in SUMS}, n_replays=self.n_replays or 0)
 
     def recorded(self) -> "Decoded":
         """Return it as a record holds it: without texts, and without rounds where there is no draft."""
@@ -185,7 +180,6 @@ class Row(ArmCounts):
     speedup_low: float | None
     speedup_high: float | None
     speedup_with_prefill: Amount
-    accepted_lengths: list[Count] | None  # rounds that accepted 0, 1, ... draft_length tokens
     acceptance_rate: Share | None
     drafted_fraction: Share | None
     tokens_per_round: float | None
@@ -204,4 +198,3 @@ class Row(ArmCounts):
     verdict: Verdict | None = None
     lossy_rule: str | None = None  # that judged the drafted tokens; absent: a lossless one did, or there were none
     total_variation: Share | None = None  # with a lossy rule, mean over the decoded tokens; absent: not measured
-    n_without_drafts: Count | None = None  # of the rounds that accepted 0, those that drafted nothing; absent: unknown

@@ -28,9 +28,8 @@ from speclab.models.prompts import Prompt
 from speclab.records.rows import BASELINE, Arm
 from speclab.theory import ladder
 from speclab.theory.forecast import forecast
-from tests.decoding import plain_text, speculative_rounds
+from tests.decoding import Noted, plain_text, speculative_rounds
 from tests.lab.test_harness import Machine, finish, make_bench, make_prompt
-from tests.lab.test_lossy import Noted
 from tests.tiny_models import PlainTransformer, perturbed
 
 BUDGET = 40
@@ -106,9 +105,8 @@ def test_acceptance_probabilities_of_a_model_draft(bench, temperature, keep):
 
 def test_a_token_without_mass_does_not_break_the_probabilities(bench):
     """Rounding may leave the target's own token outside of its top-k: no division by zero, a chance all the same."""
-    prompt, sampling = make_prompt(), Sampling(1.0, top_k=1)
-    text = [(token + 1) % 12 for token in said(bench, prompt)]
-    found = accept_probs(bench, "model", prompt, text, sampling, LONGEST)
+    text = [(token + 1) % 12 for token in said(bench, make_prompt())]
+    found = accept_probs(bench, "model", make_prompt(), text, Sampling(1.0, top_k=1), LONGEST)
     assert set(np.asarray(found[0]).tolist()) <= {0.0, 1.0}
 
 
@@ -123,7 +121,7 @@ def test_acceptance_probabilities_of_prompt_lookup_are_what_it_really_proposes(b
         text = tokens_of(rounds)
         found = accept_probs(bench, "ngram", prompt, text, sampling, LONGEST)
         assert len(found) == len(text)
-        for t, draft in drafter.drafts:
+        for t, draft in zip(drafter.places, drafter.drafts, strict=True):
             right = [float(a == b) for a, b in zip(draft.tokens[0].tolist(), text[t:], strict=False)]
             k = min(LONGEST, BUDGET - t - 1)
             assert list(found[t])[:k] == right

@@ -1,109 +1,86 @@
-"""compare.py end to end on a tiny pair: the record, the tables, the pictures, the exit code, Ctrl-C."""
+"""compare.py end to end on a tiny pair: the record, the tables, the pictures, the exit code, Ctrl-C, a busy machine."""
 
-import json
 import os
 import re
 import signal
 from dataclasses import replace
 
 import pytest
+import torch
 
-import compare
+import baseline_autoregressive
+import optimized_speculative
 from speclab.cli import compare as command
 from speclab.core.sampling import Sampling
 from speclab.lab import comparison, output_checks
 from speclab.lab.bench import Bench
-from speclab.models import prompts
+from speclab.present import report
 from speclab.present.pictures import plots
-from speclab.records.files import SCHEMA_VERSION, ComparisonRun, read
+from speclab.present.screen import screen
+from speclab.records import files
+from speclab.records.files import SCHEMA_VERSION
+from speclab.system import cores
 from speclab.system.errors import EnvironmentProblem
-
-
-@pytest.fixture
-def run(pair_folder, tmp_path, capsys, monkeypatch):
-    """compare.py on the tiny pair and three short prompts of three kinds; returns (exit code, stdout, stderr)."""
-    texts = [("code", "def f(x):"), ("prose", "return x"), ("copy", "x + 1, x + 1,")]
-    monkeypatch.setattr(prompts, "standard", lambda: texts)
-
-    def call(*words):
-        models = ["--target", str(pair_folder / "target"), "--draft", f"{pair_folder / 'draft'},ngram"]
-        size = ["--limit", "1", "--max-new-tokens", "16", "-k", "2,4", "--threads", "1", "--engine", "eager"]
-        code = compare.main([*models, *size, "--out-dir", str(tmp_path), *words])
-        return (code, *capsys.readouterr())
-
-    return call
-
-
-def test_a_draft_that_learns_is_replayed_in_the_order_of_the_run(run, pair_folder, monkeypatch):
-    texts = [("code", "def f(x):"), ("code", "def g(y):"), ("prose", "return x"), ("prose", "x is")]
-    monkeypatch.setattr(prompts, "standard", lambda: texts)
-    order, right = [], comparison.rounds_of_texts
-
-    def rounds_of_texts(measured):
-        replayed = right(measured)
-        return lambda arm, index, text: order.append(index) or replayed(arm, index, text)
-
-    monkeypatch.setattr(comparison, "rounds_of_texts", rounds_of_texts)
-    code, *_ = run(
-        *GREEDY, "--draft", f"hybrid:suffix+{pair_folder / 'draft'}", "--limit", "2", "--max-new-tokens", "12"
-    )
-    assert code == 0
-    assert list(dict.fromkeys(order)) == [0, 2, 1, 3]
-
+from speclab.theory import attribution
 
 GREEDY = ("--draft", "ngram", "-k", "2", "--temperature", "0")
 
-
-def saved(folder) -> ComparisonRun:
-    return read(folder / "results" / "local.json", ComparisonRun)
+# --- one whole run ----------------------------------------------------------------------------------------------------
 
 
-def test_record_tables_and_pictures(run, tmp_path):
-    code, out, _ = run()
-    assert code == 0
-    text, markdown = ((tmp_path / "results" / name).read_text() for name in ("local.json", "local.md"))
-    run_record = saved(tmp_path)
-    for row in run_record.rows:
+def test_record_tables_and_pictures(whole):
+    record = whole.record
+    assert (whole.code, record.schema_version) == (0, SCHEMA_VERSION)
+    for row in record.rows:
         if row.draft:
             assert row.n_emitted == row.n_accepted + row.n_rounds  # nothing is cut: EOS is ignored
             assert row.n_rejected <= row.n_rounds
             assert row.same_as_baseline is (True if row.temperature == 0 else None)
-            assert re.search(rf"{row.method}.*\b{row.speedup:.2f}x", markdown)
-    everything = [r for r in run_record.rows if r.prompt_kind == "all"]
-    assert [(r.method, r.draft_length) for r in everything if r.temperature == 0.8] == [
-        ("baseline", 0), ("model", 2), ("model", 4), ("ngram", 2), ("ngram", 4),
-    ]  # fmt: skip
-    assert all(r.n_tokens == 3 * 15 for r in everything), "prefill's token was counted, or a budget was missed"
-    assert "token for token: identical" in out
-    assert str(tmp_path) not in text, "an absolute path got into the record"
+            assert re.search(rf"{re.escape(row.method)}.*\b{row.speedup:.2f}x", whole.page)
+    everything = [row for row in record.rows if row.prompt_kind == "all"]
+    assert all(row.n_tokens == 2 * 3 * 15 for row in everything), "prefill's token was counted, or a budget was missed"
+    assert {(row.method, row.draft_length) for row in everything if row.temperature == 0.8} >= {
+        ("baseline", 0), ("model", 0), ("model", 3), ("ngram", 3), ("model auto", 8), ("hybrid:ngram+draft", 3),
+    }  # fmt: skip
+    assert "token for token: identical" in whole.out
+    assert str(whole.folder) not in (whole.folder / "results" / "local.json").read_text()
+    assert not any("/" in row.method for row in record.rows), "an absolute path got into the record"
     drawn = [f"local-{kind}.png" for kind in ("speedup", "why")]
-    assert sorted(p.name for p in (tmp_path / "plots").iterdir()) == drawn
-    assert not list(tmp_path.rglob("*.part"))
+    assert sorted(path.name for path in (whole.folder / "plots").iterdir()) == drawn
+    assert not list(whole.folder.rglob("*.part"))
 
 
-def test_k_zero_and_dial_rows(run, pair_folder, tmp_path):
+def test_k_zero_and_dial_rows(whole):
     """k = 0 is plain decoding; the dial at 1 is always right and makes greedy rows."""
-    dial = f"dial:1:{pair_folder / 'draft'}"
-    code, *_ = run("--draft", dial, "-k", "0,3")
-    record = json.loads((tmp_path / "results" / "local.json").read_text())
-    rows = [r for r in record["rows"] if r["prompt_kind"] == "all" and r["draft"]]
-    assert record["schema_version"] == SCHEMA_VERSION
-    assert code == 0
-    assert {r["temperature"] for r in rows} == {0.0}
+    rows = [row for row in whole.record.rows if row.prompt_kind == "all" and row.method.startswith("dial:1:")]
+    assert {row.temperature for row in rows} == {0.0}
     plain, dialled = rows
-    assert dialled["method"].startswith("dial:1:")
-    assert "/" not in dialled["method"], "an absolute path got into the record"
-    assert plain["tokens_per_round"] == 1
-    assert plain["acceptance_rate"] is None
-    assert dialled["acceptance_rate"] == 1
+    assert (plain.tokens_per_round, plain.acceptance_rate, dialled.acceptance_rate) == (1, None, 1)
+
+
+def test_rough_speeds_hide_nothing(whole, monkeypatch):
+    """Every run has a noise floor above a bound of 1.00; it is said once, and shows all that another shows."""
+    record, found = whole.record, []
+    for furthest in (1e9, 1.0):
+        monkeypatch.setattr(attribution, "FURTHEST", furthest)
+        out = screen(record)
+        assert out.count("ROUGH: the baseline, timed twice") == (furthest == 1.0)
+        found.append([out.count(word) for word in ("speedup  ", "forecast", "noise floor", "identical")])
+    assert found[0] == found[1]
+    assert min(found[0]) > 0
+    page = report.page(record, "local")
+    assert page.index("ROUGH") < re.search(r"\| +speedup \|", page).start()
+
+
+# --- what is wrong ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("forgetful")
 def test_a_wrong_token_fails_the_run(run):
     """The comparison is a check, not only a stopwatch: one flipped token means exit code 1."""
-    code, out, _ = run("-k", "2", "--temperature", "0")
-    assert code == 1
-    assert "BUG" in out
+    ran = run("-k", "2", "--temperature", "0")
+    assert ran.code == 1
+    assert "BUG" in ran.out
 
 
 def test_a_wrong_distribution_fails_the_run(run, pair_folder, monkeypatch):
@@ -114,17 +91,33 @@ def test_a_wrong_distribution_fails_the_run(run, pair_folder, monkeypatch):
         return honest(target, drafter, prompt, k, replace(settings, sampling=Sampling()), **kwargs)
 
     monkeypatch.setattr(command, "speculative_decode", hot)
-    code, out, _ = run(
-        "-k", "2", "--temperature", "0.8", "--max-new-tokens", "60", "--draft", f"{pair_folder / 'draft'}"
-    )
-    assert code == 1
-    assert "NOT the target's distribution" in " ".join(out.split())
+    words = ("-k", "2", "--temperature", "0.8", "--max-new-tokens", "60", "--draft", str(pair_folder / "draft"))
+    ran = run(*words)
+    assert ran.code == 1
+    assert "NOT the target's distribution" in " ".join(ran.out.split())
+
+
+def test_a_draft_that_learns_is_replayed_in_the_order_of_the_run(run, pair_folder, monkeypatch):
+    texts = [("code", "def f(x):"), ("code", "def g(y):"), ("prose", "return x"), ("prose", "x is")]
+    order, right = [], comparison.rounds_of_texts
+
+    def rounds_of_texts(measured):
+        replayed = right(measured)
+        return lambda arm, index, text: order.append(index) or replayed(arm, index, text)
+
+    monkeypatch.setattr(comparison, "rounds_of_texts", rounds_of_texts)
+    drafts = f"hybrid:suffix+{pair_folder / 'draft'}"
+    assert run(*GREEDY, "--draft", drafts, "--limit", "2", "--max-new-tokens", "12", texts=texts).code == 0
+    assert list(dict.fromkeys(order)) == [0, 2, 1, 3]
+
+
+# --- what ends a run early --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("stop", "expected"), [(KeyboardInterrupt(), 0), (EnvironmentProblem("the logits are not finite"), 3)]
+    ("stop", "code"), [(KeyboardInterrupt(), 0), (EnvironmentProblem("the logits are not finite"), 3)]
 )
-def test_a_stop_in_the_middle_keeps_what_is_measured(run, monkeypatch, tmp_path, stop, expected):
+def test_a_stop_in_the_middle_keeps_what_is_measured(run, monkeypatch, stop, code):
     honest = Bench.budget
 
     def stopped(bench, prompt, sampling):
@@ -133,17 +126,16 @@ def test_a_stop_in_the_middle_keeps_what_is_measured(run, monkeypatch, tmp_path,
         return honest(bench, prompt, sampling)
 
     monkeypatch.setattr(Bench, "budget", stopped)
-    code, out, err = run(*GREEDY)
-    kept = saved(tmp_path)
-    assert code == expected
-    assert {s.prompt_index for s in kept.raw} == {0}
+    ran = run(*GREEDY)
+    assert ran.code == code
+    assert {line.prompt_index for line in ran.record.raw} == {0}
     if code == 0:
-        assert kept.interrupted
-        assert "Stopped before the end" in out
-        assert "stopped; 1 prompt is complete" in err
+        assert ran.record.interrupted
+        assert "Stopped before the end" in ran.out
+        assert "stopped; 1 prompt is complete" in ran.err
     else:
-        assert err.splitlines()[-1] == "error: the logits are not finite"
-        assert "NOT CHECKED" not in out
+        assert ran.err.splitlines()[-1] == "error: the logits are not finite"
+        assert "NOT CHECKED" not in ran.out
 
 
 def stops(monkeypatch, module, name: str, *errors: BaseException) -> None:
@@ -165,7 +157,7 @@ def stops(monkeypatch, module, name: str, *errors: BaseException) -> None:
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 3, "error: out of memory"),
     ],
 )
-def test_texts_that_nobody_has_judged_are_named_and_the_exit_code_says_so(run, monkeypatch, tmp_path, stop, code, said):
+def test_texts_that_nobody_has_judged_are_named_and_the_exit_code_says_so(run, monkeypatch, stop, code, said):
     """The second arm's check is stopped: every row is there, the first arm is judged, the second is not."""
     honest = output_checks.judge_greedy
 
@@ -175,53 +167,82 @@ def test_texts_that_nobody_has_judged_are_named_and_the_exit_code_says_so(run, m
         return honest(measured, arm, *rest)
 
     monkeypatch.setattr(output_checks, "judge_greedy", greedy)
-    found, out, err = run("-k", "2", "--temperature", "0")
-    kept = saved(tmp_path)
-    assert found == code
-    assert err.splitlines()[-1].startswith(said)
-    assert kept.interrupted
-    assert kept.unchecked == ["ngram k=2 at temperature 0"]
-    assert [entry["arm"] for entry in kept.correctness] == ["model k=2"]
-    assert {row.method for row in kept.rows} >= {"baseline", "model", "ngram"}
-    for text in (out, (tmp_path / "results" / "local.md").read_text()):
+    ran = run("-k", "2", "--temperature", "0")
+    assert ran.code == code
+    assert ran.err.splitlines()[-1].startswith(said)
+    assert ran.record.interrupted
+    assert ran.record.unchecked == ["ngram k=2 at temperature 0"]
+    assert [entry["arm"] for entry in ran.record.correctness] == ["model k=2"]
+    assert {row.method for row in ran.record.rows} >= {"baseline", "model", "ngram"}
+    for text in (ran.out, ran.page):
         assert "NOT CHECKED: ngram k=2 at temperature 0" in text
 
 
 @pytest.mark.parametrize("place", ["calibrated", "build_rows"])
-def test_two_stops_while_the_record_is_made_lose_no_row(run, monkeypatch, tmp_path, place):
+def test_two_stops_while_the_record_is_made_lose_no_row(run, monkeypatch, place):
     stops(monkeypatch, comparison, place, KeyboardInterrupt(), KeyboardInterrupt())
-    code, out, _ = run(*GREEDY)
-    kept = saved(tmp_path)
-    assert code == 0, "every text is judged"
-    assert kept.interrupted
-    assert len({row.method for row in kept.rows}) == 3
-    assert "token for token: identical" in out
+    ran = run(*GREEDY)
+    assert ran.code == 0, "every text is judged"
+    assert ran.record.interrupted
+    assert len({row.method for row in ran.record.rows}) == 3
+    assert "token for token: identical" in ran.out
 
 
-def test_a_signal_before_anything_is_measured(run, monkeypatch, tmp_path):
+def test_a_signal_before_anything_is_measured(run, monkeypatch):
     monkeypatch.setattr(Bench, "budget", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-    code, _, err = run(*GREEDY)
-    assert code == 130
-    assert err.splitlines()[-1] == "stopped"
-    assert not list((tmp_path / "results").iterdir())
+    ran = run(*GREEDY)
+    assert ran.code == 130
+    assert ran.err.splitlines()[-1] == "stopped"
+    assert not list((ran.folder / "results").iterdir())
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), BrokenPipeError()])
-def test_an_output_that_is_full_or_gone_loses_no_file(run, monkeypatch, tmp_path, error):
+def test_an_output_that_is_full_or_gone_loses_no_file(run, monkeypatch, error):
     def fail(text, end=""):
         if "speedup" in text:  # the tables, after the measurement
             raise error
 
     monkeypatch.setattr(command, "say", fail)
-    code, _, err = run(*GREEDY)
-    assert code == (0 if isinstance(error, BrokenPipeError) else 3)
-    assert ("standard output: No space left" in err) == (code == 3)
-    assert saved(tmp_path).rows
+    ran = run(*GREEDY)
+    assert ran.code == (0 if isinstance(error, BrokenPipeError) else 3)
+    assert ("standard output: No space left" in ran.err) == (ran.code == 3)
+    assert ran.record.rows
 
 
 def test_a_fault_in_what_a_picture_shows_loses_no_table_and_no_record(run, monkeypatch, tmp_path):
     stops(monkeypatch, plots, "_why", ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
         run(*GREEDY)
-    assert [row for row in saved(tmp_path).rows if row.draft]
     assert "speedup" in (tmp_path / "results" / "local.md").read_text()
+    assert (tmp_path / "results" / "local.json").exists()
+
+
+# --- other work on the machine ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def busy(monkeypatch) -> str:
+    """Other work was on all cores when the program began.  -> what is said of it"""
+    monkeypatch.setattr(cores, "AT_START", 2.0 * (os.cpu_count() or 1))
+    return f"load average {cores.AT_START:.1f}"
+
+
+def test_a_busy_machine_is_said_before_and_after_and_marked(run, busy, monkeypatch):
+    ran = run(*GREEDY)
+    (line,) = [line for line in ran.err.splitlines() if line.startswith("busy")]
+    assert busy in line
+    assert ran.record.machine["probe"] == {"free": False, "load": cores.AT_START}
+    for text in (ran.out, ran.page):
+        assert "BUSY" in text
+        assert busy in text
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    assert "probe" not in files.machine(torch.device("cuda")), "a GPU has cores of its own"
+
+
+@pytest.mark.parametrize("script", [baseline_autoregressive, optimized_speculative])
+@pytest.mark.usefixtures("busy")
+def test_a_script_on_busy_cores_says_so(script, pair_folder, capsys):
+    draft = ["--draft", str(pair_folder / "draft")] * (script is optimized_speculative)
+    words = ["--target", str(pair_folder / "target"), *draft, "--prompt", "def f(x):", "--max-new-tokens", "4"]
+    assert script.main([*words, "--engine", "eager"]) == 0
+    assert [line for line in capsys.readouterr().err.splitlines() if line.startswith("busy")]

@@ -7,7 +7,6 @@ import gc
 import random
 import weakref
 from collections import Counter
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +14,7 @@ import torch
 
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core import clock
+from speclab.core.rounds import Round
 from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
@@ -32,7 +32,7 @@ from tests.decoding import plain_text
 from tests.tiny_models import VOCAB, PlainTransformer, perturbed, tiny
 
 CPU = torch.device("cpu")
-BUDGET = 24
+BUDGET, LONG = 24, 70
 WARM = Sampling(0.8)
 ARMS = [BASELINE, Arm("model", "model", 2), Arm("model", "model", 5), Arm("ngram", "ngram", 3), Arm("dial", "dial", 4)]
 INSTRUMENTS = {"model": [0, 1, 2, 2, 2], "ngram": [0, 1, 2, 3, 3, 3], "dial": [0, 1, 2, 3, 4]}
@@ -117,38 +117,91 @@ def measured(pair, prompts, temperatures=(0.0, 0.8), repeats=1, arms=ARMS, instr
 # --- turns ------------------------------------------------------------------------------------------------------------
 
 
-class Script:
-    """An arm at work that commits what it is told to, and notes each of its steps."""
+class ScriptedBench(Bench):
+    """Its decodings commit as many tokens as dice say, and note each of their steps; no model is run.
 
-    def __init__(self, steps: list[int], log: list):
-        self.steps, self.budget, self.log, self.progress = list(steps), sum(steps), log, 0
+    stop_at: the number of the decoding that Ctrl-C meets, warm-up included.
+    """
 
-    @property
-    def done(self) -> bool:
-        return self.progress >= self.budget
+    def __init__(self, seed: int, stop_at: int | None = None):
+        drafters = {name: NgramDrafter() for name in INSTRUMENTS}
+        super().__init__(Setup(None, None, "tiny", Sampling(), CPU, torch.float64), drafters, LONG, seed)
+        self.dice, self.steps, self.asked, self.stop_at = random.Random(seed), [], [], stop_at
 
-    def advance(self) -> None:
-        self.log.append((self, self.steps[0]))
-        self.progress += self.steps.pop(0)
+    def whole_text(self, prompt):
+        return list(range(LONG))
+
+    def decoding(self, arm, sampling, prompt, stream=0, budget=None, lengths=None):
+        if len(self.asked) == self.stop_at:
+            raise KeyboardInterrupt
+        mine = len(self.asked)
+        self.asked.append((arm, sampling.temperature, prompt, stream))
+
+        def rounds():
+            phases = dict.fromkeys(("draft", "verify", "accept", "rollback", "host"), 0.0)
+            left, n = LONG, 1
+            while left:
+                self.steps.append((mine, n))
+                yield Round([7] * n, n - 1, n - 1, 0, prefill=left == LONG, seconds=phases)
+                left, n = left - n, min(left - n, self.dice.randint(1, 6))
+
+        return Decoding(arm, rounds(), prompt.ids.shape[1], LONG)
 
 
-@pytest.mark.parametrize("stride", [0, 7])
-@pytest.mark.parametrize("seed", range(8))
-def test_the_decoding_that_is_furthest_behind_goes_next(seed, stride):
-    """It goes on until it is `stride` tokens further, or done."""
-    dice, log = random.Random(seed), []
-    queue = [Script([1, *dice.choices(range(1, 6), k=dice.randint(0, 9))], log) for _ in range(dice.randint(1, 6))]
-    take_turns(queue, stride=stride)
-    assert all(one.done and not one.steps for one in queue)
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_arms_take_turns(seed, stopped):
+    """In each turn the arm that is furthest behind goes next, for sixteen tokens; who is first among equals changes
+    from turn to turn; a turn has one stream of random numbers; kinds of prompts alternate; the instruments run beside
+    the arms, the second baseline in the middle of them. Ctrl-C leaves whole prompts."""
+    kinds = ["code"] * 3 + ["prose"] * 2 + ["copy"]
+    prompts = [make_prompt(i, kind) for i, kind in enumerate(kinds)]
+    arms, tools, temperatures = ARMS[: 2 + seed % 3], dict(list(INSTRUMENTS.items())[: seed % 3]), [0.0, 0.8]
+    n_arms = len(arms) + bool(tools) + len(tools)
+    n_warm_up, turns = n_arms, [(repeat, index) for repeat in range(2) for index in (0, 3, 5, 1, 4, 2)]
+    n_finished = 1 + seed if stopped else len(turns)
+    # Behind the first temperature of its turn, and in the middle of it.
+    stop_at = n_warm_up + n_finished * 2 * n_arms + (n_arms + 1 if seed % 2 else 1) if stopped else None
+    bench = ScriptedBench(seed, stop_at)
+    found = measure(bench, arms, temperatures, prompts, 2, tools)
+    assert found.interrupted == stopped
+    for arm in [*arms, BASELINE_REPEAT] if tools else arms:
+        for temperature in temperatures:
+            n_repeats = {line.prompt_index: len(line.decode_seconds) for line in found.of(arm, temperature)}
+            assert n_repeats == Counter(sorted(index for _, index in turns[:n_finished])), arm
+            assert all(line.n_prompt == 9 and line.prompt_kind == kinds[line.prompt_index] for line in found.lines)
+            assert all(line.n_emitted == len(line.texts) * (LONG - 1) for line in found.lines)
+    assert {one.drafter for one in found.rounds} == set(tools)
+    assert bool(found.steps) == bool(tools)
+    every = [arm for arm, *_ in bench.asked[:n_arms]]
+    assert [arm.draft for arm in every if arm.method == INSTRUMENT] == list(tools)
+    assert not tools or every.index(BASELINE_REPEAT) == (len(arms) + 1) // 2
+    streams = set()
+    for turn in range(n_finished):
+        first = n_warm_up + turn * 2 * n_arms
+        asked = bench.asked[first : first + 2 * n_arms]
+        assert [one[0] for one in asked] == every * 2
+        assert [one[1] for one in asked] == [0.0] * n_arms + [0.8] * n_arms
+        assert {one[2].text for one in asked} == {prompts[turns[turn][1]].text}
+        (stream,) = {one[3] for one in asked}
+        streams.add(stream)
+        for numbers in (range(first, first + n_arms), range(first + n_arms, first + 2 * n_arms)):
+            steps = [step for step in bench.steps if step[0] in numbers]
+            assert_least_goes_next(steps, list(numbers)[:: (-1) ** sum(turns[turn])])
+    assert len(streams) == n_finished
+
+
+def assert_least_goes_next(steps: list[tuple[int, int]], queue: list[int]) -> None:
+    """Of the arms in this order; each step is (arm, tokens). An arm goes on until it is STRIDE tokens further."""
     reached, going, goal = dict.fromkeys(queue, 0), None, 0
-    for moved, n in log:
+    for arm, n in steps:
         if going is None:
-            going = min((one for one in queue if reached[one] < one.budget), key=reached.__getitem__)
-            goal = reached[going] + stride
-        assert moved is going, "neither the first of those furthest behind, nor the one that has not gone its way"
-        reached[going] += n
-        if reached[going] >= min(goal, going.budget):
-            going = None
+            going = min((one for one in queue if reached[one] < LONG), key=reached.__getitem__)
+            goal = min(reached[going] + 16, LONG)
+        assert arm == going, "neither the first of those furthest behind, nor the one that has not gone its way"
+        reached[arm] += n
+        going = None if reached[arm] >= goal else going
+    assert set(reached.values()) == {LONG}
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), WARM, Sampling(1.0, top_k=5, top_p=0.9)], ids=str)
@@ -175,10 +228,10 @@ def test_side_by_side_as_alone(pair, sampling):
 
 def test_dial_gets_a_reference_as_long_as_it_needs(pair):
     """A short warm-up must not leave a short reference behind: past its end the real draft would answer."""
-    bench, prompt, arm = make_bench(pair, accuracy=1.0), make_prompt(), ARMS[-1]
-    finish(bench.decoding(arm, Sampling(), prompt, budget=6))
-    long = finish(bench.decoding(arm, Sampling(), prompt))
-    assert (long.counts.n_rejected, long.counts.n_accepted) == (0, BUDGET - 1 - long.counts.n_rounds)
+    bench, prompt = make_bench(pair, accuracy=1.0), make_prompt()
+    finish(bench.decoding(ARMS[-1], Sampling(), prompt, budget=6))
+    counts = finish(bench.decoding(ARMS[-1], Sampling(), prompt)).counts
+    assert (counts.n_rejected, counts.n_accepted) == (0, BUDGET - 1 - counts.n_rounds)
 
 
 # --- the instrument ---------------------------------------------------------------------------------------------------
@@ -195,12 +248,10 @@ def test_every_length_equally_often():
     assert all(sorted(cycle) == sorted(lengths) for cycle in cycles)
     assert len(set(map(tuple, cycles))) > 5
     assert all(k == width for k, width in asked)
-    for k in range(5):
-        asked.clear()
-        varied = VariedLength(inner, [0, 1, 2, 3, 4], seed=1)
-        for _ in range(25):
-            varied.propose(k, torch.zeros(1, k))
-        assert Counter(n for n, _ in asked) == Counter(min(k, n) for n in [0, 1, 2, 3, 4] * 5)
+    asked.clear()
+    for _ in range(5 * len(lengths)):
+        varied.propose(3, torch.zeros(1, 3))
+    assert Counter(k for k, _ in asked) == Counter(min(3, k) for k in lengths * 5)
 
 
 @pytest.mark.parametrize("tick", [0.0, 0.001])
@@ -235,8 +286,6 @@ def test_instrument_notes_what_really_happened(pair, monkeypatch, name, sampling
         assert seen.seconds["host"] >= 1.5 * tick, "what lies outside the phases was lost"
     assert name == "ngram" or {1, 2, 3} <= caught_up, "a draft that waited through rounds without a draft was not seen"
     assert any(made.n_accepted for made in decoding.rounds)
-    assert found.wall_seconds == pytest.approx(decoding.decode_seconds)
-    assert (found.phase_seconds < found.wall_seconds) == (tick > 0)
 
 
 @pytest.mark.parametrize(("kind", "sizes"), [(Setup, [1] * 37), (InBlocks, [16, 16, 5])])
@@ -263,26 +312,15 @@ def test_blocks_of_a_device_make_one_observation_each(pair, monkeypatch, kind, s
 # --- a whole measurement ----------------------------------------------------------------------------------------------
 
 
-def test_every_arm_at_every_temperature_with_every_repeat(pair):
-    prompts = [make_prompt(0), make_prompt(1, "prose")]
-    found = measured(pair, prompts, repeats=2, budget=12)
-    assert not found.interrupted
-    for temperature in (0.0, 0.8):
-        for arm in [*ARMS, BASELINE_REPEAT]:
-            mine = found.of(arm, temperature)
-            if temperature and arm.draft == "dial":
-                assert mine == [], "the dial replays greedy text"
-                continue
-            assert [(s.prompt_index, s.prompt_kind, s.n_prompt) for s in mine] == [(0, "code", 9), (1, "prose", 9)]
-            for s in mine:
-                assert len(s.prefill_seconds) == len(s.decode_seconds) == len(s.texts) == len(s.rounds) == 2
-                assert [len(text) for text in s.texts] == [12, 12]
-                assert s.counts.n_emitted == 2 * 11
-                assert sum(made.n_accepted + 1 for rounds in s.rounds for made in rounds) == 2 * 11
-    assert {(r.drafter, r.temperature) for r in found.rounds} == {
-        ("model", 0.0), ("ngram", 0.0), ("dial", 0.0), ("model", 0.8), ("ngram", 0.8),
-    }  # fmt: skip
-    assert len(found.steps) == 2 * 2 * 2 * 11, "the steps of the second baseline, each prompt, repeat and temperature"
+def test_texts_and_rounds_of_every_arm_are_booked(pair):
+    found = measured(pair, [make_prompt()], repeats=2, budget=12)
+    assert {line.temperature for line in found.lines if line.arm.draft == "dial"} == {0.0}, "it replays greedy text"
+    assert len(found.lines) == len([*ARMS, BASELINE_REPEAT]) * 2 - 1
+    for line in found.lines:
+        assert [len(text) for text in line.texts] == [12, 12]
+        made = [one for rounds in line.rounds for one in rounds]
+        assert line.counts.n_emitted == 2 * 11 == sum(one.n_accepted + 1 for one in made) or not line.arm.speculative
+    assert len(found.steps) == 2 * 2 * 11, "the steps of the second baseline, each repeat and temperature"
 
 
 def test_no_long_collection_falls_into_a_turn(pair):
@@ -305,26 +343,6 @@ def test_no_long_collection_falls_into_a_turn(pair):
     assert all(frozen)
 
 
-def test_order_turns_round_between_prompts_and_repeats(pair, monkeypatch):
-    """Whoever moves first among equals on a prompt moves last in its next repeat, and on the next prompt."""
-    orders, honest = [], harness.take_turns
-
-    def watched(queue, **how):
-        orders.append([(d.arm.label, d.arm.draft) for d in queue])
-        honest(queue, **how)
-
-    monkeypatch.setattr(harness, "take_turns", watched)
-    prompts = [make_prompt(i) for i in range(4)]
-    measured(pair, prompts, temperatures=[0.0], repeats=2, budget=4)
-    _, first, *rest = orders  # the first of all is the warm-up
-    labels = [label for label, _ in first]
-    assert labels[0] == "baseline"
-    assert labels.index("baseline again") == len(ARMS) // 2 + 1, "the second baseline belongs in the middle"
-    assert [draft for label, draft in first if label.startswith("instrument")] == list(INSTRUMENTS)
-    last = first[::-1]
-    assert rest == [last, first, last, last, first, last, first]
-
-
 def test_random_numbers_differ_between_prompts_and_repeats_and_not_between_arms(pair):
     """The same prompt twice. k = 0 uses one random number for a token as the baseline does, so it says the same."""
     arms = [BASELINE, Arm("model", "model", 0), Arm("ngram", "ngram", 0), Arm("model", "model", 3)]
@@ -333,8 +351,6 @@ def test_random_numbers_differ_between_prompts_and_repeats_and_not_between_arms(
     assert all(len(set(found)) == 4 for found in texts.values()), "two turns drew the same random numbers"
     assert texts[BASELINE] == texts[BASELINE_REPEAT] == texts[arms[1]] == texts[arms[2]]
     assert texts[BASELINE] != texts[arms[3]]
-    again = measured(pair, [make_prompt(), make_prompt()], temperatures=[0.8], repeats=2, arms=arms)
-    assert [s.texts for s in again.lines] == [s.texts for s in found.lines]
     other = measured(pair, [make_prompt(), make_prompt()], temperatures=[0.8], repeats=2, arms=arms, seed=1)
     assert not {tuple(t) for s in other.of(BASELINE, 0.8) for t in s.texts} & set(texts[BASELINE])
 
@@ -344,32 +360,7 @@ def test_filters_reach_every_arm(pair):
     bench = make_bench(pair)
     bench.setup.sampling = Sampling(top_k=1)
     found = measure(bench, ARMS, [0.0, 0.8], [make_prompt()], 1, INSTRUMENTS)
-    assert len({tuple(text) for s in found.lines for text in s.texts}) == 1
-
-
-@pytest.mark.parametrize("stopped_at", [0.0, 0.8])
-def test_ctrl_c_keeps_whole_prompts(pair, monkeypatch, stopped_at):
-    """Interrupted in the third prompt, also behind its first temperature: two prompts stay, complete in every book."""
-    prompts = [make_prompt(i) for i in range(4)]
-    honest, n_seen = Bench.decoding, []
-
-    def decoding(bench, arm, sampling, prompt, *args, **kwargs):
-        if prompt is prompts[2] and sampling.temperature == stopped_at:
-            n_seen.append(arm)
-            if len(n_seen) == 3:
-                raise KeyboardInterrupt
-        return honest(bench, arm, sampling, prompt, *args, **kwargs)
-
-    monkeypatch.setattr(Bench, "decoding", decoding)
-    found = measured(pair, prompts, repeats=2, budget=8)
-    assert found.interrupted
-    for temperature in (0.0, 0.8):
-        for arm in [*ARMS, BASELINE_REPEAT]:
-            usable = temperature == 0 or arm.draft != "dial"
-            assert [s.prompt_index for s in found.of(arm, temperature)] == ([0, 1] if usable else [])
-    assert all(len(s.decode_seconds) == 1 for s in found.lines), "the second repeat begins behind the last prompt"
-    assert len(found.steps) == 2 * 2 * 7
-    assert found.wall_seconds == pytest.approx(sum(sum(r.seconds.values()) for r in found.rounds))
+    assert len({tuple(text) for line in found.lines for text in line.texts}) == 1
 
 
 def test_warm_up_meets_every_width_before_the_clock_counts(pair, monkeypatch):
@@ -395,15 +386,6 @@ def test_generate_says_what_the_baseline_says(monkeypatch):
     assert theirs.counts.n_emitted == ours.counts.n_emitted
     assert found.of(GENERATE, 0.8) == []
     assert len(found.of(BASELINE, 0.8)) == 1
-
-
-def test_kinds_of_prompts_take_turns():
-    """A slow minute of the machine falls on all kinds; every prompt comes once."""
-    kinds = ["code"] * 3 + ["prose"] * 2 + ["copy"]
-    prompts = [replace(make_prompt(i), kind=kind) for i, kind in enumerate(kinds)]
-    order = harness.mixed(prompts)
-    assert [kinds[i] for i in order] == ["code", "prose", "copy", "code", "prose", "code"]
-    assert sorted(order) == list(range(6))
 
 
 def test_an_arm_that_learns_is_taught_by_no_other_arm():

@@ -1,17 +1,12 @@
 """The log of a record is enough: its rows are computed from it again, in the one function that computed them first."""
 
-import json
-from pathlib import Path
-
 import pytest
 
-import compare
 from speclab.lab.rows import rows_of
-from speclab.models import prompts
 from speclab.records import files
 from speclab.records.files import ComparisonRun
 from speclab.records.rows import Row
-from speclab.system.paths import ROOT
+from tests.present.made import COMPARISONS
 
 NAMES = ("method", "draft", "draft_length", "temperature", "prompt_kind", "target", "device", "dtype")
 COUNTS = ("n_prompts", "n_tokens", "n_rounds", "n_drafted", "n_accepted", "n_rejected", "n_emitted", "n_replays")
@@ -19,31 +14,17 @@ RATIOS = (
     *("acceptance_rate", "drafted_fraction", "tokens_per_round", "book_formula", "book_formula_drafted_fraction"),
     *("lossy_rule", "total_variation"),
 )
-OF_ROUNDS = ("accepted_lengths", "n_without_drafts")  # known where the log holds rounds
 OF_CLOCK = (
     *("seconds", "prefill_seconds", "tokens_per_second"),
     *("speedup", "speedup_low", "speedup_high", "speedup_with_prefill"),
 )
 
 
-def is_comparison(path: Path) -> bool:
-    found = json.loads(path.read_text())
-    return {"phases", "raw"} <= set(found)
-
-
-COMMITTED = [path for path in sorted((ROOT / "results").glob("cpu-2-cores*.json")) if is_comparison(path)]
-
-
-def common_of(run: ComparisonRun) -> dict:
-    return {name: run.settings[name] for name in ("target", "device", "dtype")}
-
-
 def pairs_of(run: ComparisonRun) -> list[tuple[Row, Row]]:
     """Every row of a record, beside the same row computed from its log; those of the padded pair, too."""
-    rows = [
-        row for row in run.rows if row.prompt_kind != "not looping"
-    ]  # older records have rows that no run makes now
-    pairs = list(zip(rows, rows_of(run.raw, common_of(run)), strict=True))
+    rows = [row for row in run.rows if row.prompt_kind != "not looping"]  # which only older records have
+    common = {name: run.settings[name] for name in ("target", "device", "dtype")}
+    pairs = list(zip(rows, rows_of(run.raw, common), strict=True))
     return pairs + (pairs_of(run.padded) if run.padded else [])
 
 
@@ -52,7 +33,7 @@ def assert_same(one: Row, other: Row, names: tuple[str, ...]) -> None:
     assert files.as_dict(mine) == files.as_dict(theirs), (one.method, one.draft_length, one.prompt_kind)
 
 
-@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [path for path in COMPARISONS if path.stem.startswith("cpu")], ids=lambda p: p.stem)
 def test_rows_of_a_committed_record_follow_from_its_log(path):
     """Counts and their ratios are equal to the last digit. The committed rows were computed from seconds with all
     digits, of which the log kept seven: their ratios agree in six."""
@@ -63,19 +44,13 @@ def test_rows_of_a_committed_record_follow_from_its_log(path):
             assert getattr(again, name) == (before and pytest.approx(before, rel=3e-6)), name
 
 
-def test_rows_of_a_new_record_follow_from_its_log_to_the_last_digit(pair_folder, tmp_path, monkeypatch):
-    texts = [(kind, f"{kind} x + {i}") for kind in ("code",) for i in range(3)]
-    monkeypatch.setattr(prompts, "standard", lambda: texts)
-    draft = str(pair_folder / "draft")
-    words = ["--target", str(pair_folder / "target"), "--draft", f"hybrid:ngram+{draft}", "-k", "3,auto"]
-    size = ["--limit", "3", "--max-new-tokens", "10", "--threads", "1", "--engine", "eager", "--repeats", "2"]
-    assert compare.main([*words, *size, "--out-dir", str(tmp_path)]) == 0
-    record = files.read(tmp_path / "results" / "local.json", ComparisonRun)
+def test_rows_of_a_new_record_follow_from_its_log_to_the_last_digit(whole):
+    record = whole.record
     pairs = pairs_of(record)
     for row, again in pairs:
-        assert_same(row, again, NAMES + COUNTS + RATIOS + OF_ROUNDS + OF_CLOCK)
-        assert row.speedup_low is not None, "three prompts have an interval"
-    assert any(row.accepted_lengths and row.auto for row, _ in pairs)
+        assert_same(row, again, NAMES + COUNTS + RATIOS + OF_CLOCK)
+        assert (row.speedup_low is not None) == (row.prompt_kind == "all"), "three prompts have an interval"
+    assert any(row.n_accepted and row.auto for row, _ in pairs)
     for line in record.raw:
         made = [one for rounds in line.rounds for one in rounds]
         assert bool(made) == bool(line.draft)

@@ -18,14 +18,14 @@ from speclab.lab import output_checks
 from speclab.lab.bench import Bench
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.output_checks import distances, judged_places
-from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
-from speclab.present import report
 from speclab.present.screen import screen, small_print
-from speclab.records.files import ComparisonRun, read
+from speclab.records.files import ComparisonRun
 from speclab.records.rows import Arm, RoundCounts
+from tests.decoding import Noted
 from tests.heads import tiny_head
+from tests.lab.conftest import call
 from tests.rules import LOSSLESS, LOSSY, make_known
 from tests.tiny_models import tiny
 
@@ -72,26 +72,6 @@ def bench_of(drafter) -> Bench:
     return Bench(setup, {"draft": drafter}, 24, seed=0, functions=functions)
 
 
-class Noted:
-    """A drafter that keeps what it proposed, with the length of the text before each draft."""
-
-    def __init__(self, drafter):
-        self.drafter, self.drafts, self.asked, self.n = drafter, [], {}, 0
-
-    def prefill(self, *args):
-        self.drafter.prefill(*args)
-
-    def propose(self, k, uniforms):
-        draft = self.drafter.propose(k, uniforms)
-        self.asked[self.n] = k
-        self.drafts.append((self.n, draft))
-        return draft
-
-    def observe(self, n_accepted, committed):
-        self.n += len(committed)
-        self.drafter.observe(n_accepted, committed)
-
-
 @pytest.mark.parametrize("kind", ["model", "feature", "ngram"])
 def test_laws_of_proposals_are_those_that_were_drawn_from(kind):
     """Recomputed without caches from the text and its rounds, at every tested place of a real decoding."""
@@ -111,9 +91,9 @@ def test_laws_of_proposals_are_those_that_were_drawn_from(kind):
     asked = judged_places(pairs, len(tokens), 3, 48)
     assert {depth for _, depth, _ in asked} >= {0, 1}
     law = drafter.law(bench.setup.target, ids, tokens, sampling, arm.draft_length)
-    assert all(n == min(3, noted.asked[start]) for start, _, n in asked)
+    used, lengths = (dict(zip(noted.places, noted_, strict=True)) for noted_ in (noted.drafts, noted.asked))
+    assert all(n == min(3, lengths[start]) for start, _, n in asked)
     found = law.drawn_from(asked)
-    used = dict(noted.drafts)
     for (start, depth, _), row in zip(asked, found, strict=True):
         draft = used[start]
         if draft.probs is not None:
@@ -127,18 +107,15 @@ def test_laws_of_proposals_are_those_that_were_drawn_from(kind):
 
 
 @pytest.fixture
-def run(pair_folder, tmp_path, capsys, monkeypatch):
+def run(pair_folder, tmp_path):
     """compare.py on the tiny pair with a rule.  -> exit code, stdout, the record"""
-    monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "return x")])
 
-    def call(rule: str, *words: str) -> tuple[int, str, ComparisonRun]:
-        usual = ["--target", str(pair_folder / "target"), "--draft", f"{pair_folder / 'draft'},ngram", "-k", "0,3"]
-        usual += ["--limit", "1", "--max-new-tokens", "24", "--threads", "1", "--engine", "eager", "--repeats", "2"]
-        usual += ["--temperature", "0.8", "--out-dir", str(tmp_path), "--rule", rule]
-        code = compare.main([*usual, *words])
-        return code, capsys.readouterr().out, read(tmp_path / "results" / "local.json", ComparisonRun)
+    def ran(rule: str, *words: str) -> tuple[int, str, ComparisonRun]:
+        usual = ("-k", "0,3", "--max-new-tokens", "24", "--repeats", "2", "--temperature", "0.8", "--rule", rule)
+        found = call(pair_folder, tmp_path, *usual, *words)
+        return found.code, found.out, found.record
 
-    return call
+    return ran
 
 
 def test_every_row_of_a_lossy_rule_says_so_and_how_far_it_is_off(run):
@@ -148,33 +125,20 @@ def test_every_row_of_a_lossy_rule_says_so_and_how_far_it_is_off(run):
     assert record.settings["rule"] == rule
     assert f"rule    {rule}: LOSSY" in out
     drafted = [row for row in record.rows if row.draft and row.draft_length]
-    assert {row.prompt_kind for row in drafted} == {"all", "code", "prose"}
+    assert {row.prompt_kind for row in drafted} == {"all", "code", "prose", "copy"}
     assert all(row.lossy_rule == rule and row.forecast is None for row in drafted)
     off = [row.total_variation for row in drafted if row.method == "model"]
     assert all(0.001 < distance < 1 for distance in off)
-    assert off[0] == pytest.approx((off[1] + off[2]) / 2)  # of all prompts: both have as many tokens
+    assert off[0] == pytest.approx(sum(off[1:]) / 3)  # of all prompts: all have as many tokens
     assert all(row.lossy_rule is row.total_variation is None for row in record.rows if not row.draft_length)
     for entry in record.correctness:
         assert entry["passed"]
         assert ("lossy_rule" in entry) == entry["arm"].endswith("k=3")
-    assert_said(record, off[0], {"0", "3"})
-
-
-def assert_said(record: ComparisonRun, distance: float | None, lengths: set[str]) -> None:
-    """Every view with a row of the model has LOSSY and the number beside its speed."""
-    mark = f"LOSSY {'-' if distance is None else format(distance, '.3f')}"
-    shown = [screen(record, markdown=True), screen(record, brief=True, markdown=True), report.page(record, "local")]
-    for text in shown:
-        tables = [line for line in text.splitlines() if line.startswith("| model ") and "x" in line]
-        lines = [[cell.strip() for cell in line.split("|")] for line in tables]
-        assert {cells[2] for cells in lines} == lengths
-        for cells in lines:
-            speeds = [cell for cell in cells if cell.endswith("x") or "LOSSY" in cell or "x " in cell]
-            assert any("LOSSY" in cell for cell in speeds) == (cells[2] == "3"), cells
-    assert any(mark in line for line in shown[0].splitlines() if line.startswith("| model "))
-    assert f"LOSSY, accept rule {record.settings['rule']}" in small_print(record)
-    assert "total variation distance" in shown[0]
-    assert "no difference found" not in shown[0]
+    shown = screen(record)
+    (line,) = [line for line in shown.splitlines() if line.startswith("model     3")]
+    assert f"x LOSSY {off[0]:.3f}" in line
+    assert "no difference found" not in shown
+    assert f"LOSSY, accept rule {rule}" in small_print(record)
 
 
 def test_a_distance_that_was_not_measured_is_a_dash(run, monkeypatch):
@@ -187,7 +151,8 @@ def test_a_distance_that_was_not_measured_is_a_dash(run, monkeypatch):
     code, out, record = run("credulous", "-k", "3")
     assert code == 130
     assert "NOT CHECKED: model k=3" in out
-    assert_said(record, None, {"3"})
+    assert {row.total_variation for row in record.rows} == {None}
+    assert "x LOSSY - " in out
 
 
 def test_the_z_statistics_are_a_fact_and_impossible_tokens_a_failure(run, monkeypatch):
@@ -208,9 +173,6 @@ def test_one_script_says_so_at_its_end(pair_folder, capsys):
     words = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "draft"), "--prompt", "def f(x):"]
     words += ["--max-new-tokens", "12", "--threads", "1", "--engine", "eager", "--temperature", "0.8", "--rule"]
     assert optimized_speculative.main([*words, "credulous"]) == 0
-    lines = capsys.readouterr().out.rstrip().splitlines()
-    last = lines[next(i for i, line in enumerate(lines) if line.startswith("LOSSY")) :]
-    assert last[0].startswith("LOSSY: with --rule credulous")
-    assert last[1] == "python compare.py --rule credulous --temperature 0.8"
+    assert "LOSSY: with --rule credulous" in capsys.readouterr().out
     assert optimized_speculative.main([*words, "renamed"]) == 0
     assert "LOSSY" not in capsys.readouterr().out

@@ -1,12 +1,14 @@
 """The second, short comparison at the price of a larger model: its size, its drafts, and the run as a whole."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import compare
 from speclab.cli import compare as command
-from speclab.lab import comparison, padded_pair
+from speclab.lab import comparison
 from speclab.lab.bench import Bench
 from speclab.models.padded import sizes
 from speclab.records.files import ComparisonRun, read
@@ -16,26 +18,40 @@ GB = 10**9
 SMALL = ["--prompt", "def f(x):", "--max-new-tokens", "4", "-k", "2", "--temperature", "0", "--threads", "1"]
 
 
-def test_a_faster_machine_gets_a_larger_pair_that_keeps_to_the_time():
-    speeds = [speed * GB for speed in (1, 15, 30, 60, 3000)]
-    chosen = [padded_pair.choose_size(speed, None, 4) for speed in speeds]
-    numbers = [sizes.millions_of(size) * 10**6 for size in chosen[1:]]
-    assert chosen[0] is None
+@pytest.fixture
+def size_of(monkeypatch):
+    """The size that is chosen on a machine of this bandwidth and free memory."""
+
+    def chosen(speed: float, free: int | None = None, dtype: torch.dtype = torch.float32, engine: str = "eager"):
+        monkeypatch.setattr(comparison, "free_memory", lambda device: free)
+        setup = SimpleNamespace(device=None, dtype=dtype, engine=engine)
+        return comparison.padded_size(SimpleNamespace(setup=setup), speed)
+
+    return chosen
+
+
+def test_a_faster_machine_gets_a_larger_pair_that_keeps_to_the_time(size_of):
+    speeds = [speed * GB for speed in (0, 1, 15, 30, 60, 3000)]
+    none, slow, *chosen = map(size_of, speeds)
+    numbers = [sizes.millions_of(size) * 10**6 for size in chosen]
+    assert none is slow is None
     assert numbers == sorted(set(numbers))
-    for n, speed in zip(numbers, speeds[1:], strict=True):
-        assert padded_pair.READINGS * n * 4 / speed <= padded_pair.SECONDS
+    for n, speed in zip(numbers, speeds[2:], strict=True):
+        assert comparison.READINGS * n * 4 / speed <= comparison.SECONDS
 
 
-def test_a_size_that_does_not_fit_is_not_chosen():
-    free = [2 * GB, 1 * GB, 50 * 10**6]
-    assert [padded_pair.choose_size(1e15, n, 4) for n in free] == ["lab:200m", "lab:200m", None]
-    assert padded_pair.choose_size(1e15, 2 * GB, 4, copies=2) == "lab:200m"
-    assert padded_pair.choose_size(1e15, 2 * GB, 2) == padded_pair.choose_size(1e15, 4 * GB, 4)
+def test_a_size_that_does_not_fit_is_not_chosen(size_of):
+    assert [size_of(1e15, n) for n in (2 * GB, 1 * GB, 50 * 10**6)] == ["lab:200m", "lab:200m", None]
+    assert size_of(1e15, 2 * GB, engine="c") == "lab:200m"
+    assert size_of(1e15, 2 * GB, torch.bfloat16) == size_of(1e15, 4 * GB)
 
 
-@pytest.mark.parametrize(("lengths", "wanted"), [("0", False), ("0,2", True), ("auto", True)])
-def test_a_run_that_drafts_nothing_has_no_second_size(lengths, wanted):
-    args = command.make_parser("").parse_args(["--draft", "model", "-k", lengths])
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [("-k 0", False), ("-k 0,2", True), ("-k auto", True), ("--quick", False), ("--no-padded", False)],
+)
+def test_a_run_that_drafts_nothing_or_is_asked_for_one_size_has_no_second_one(words, wanted):
+    args = command.make_parser("").parse_args(["--draft", "model", *words.split()])
     assert command.filled(args).padded == wanted
 
 
@@ -47,14 +63,14 @@ def test_a_run_that_drafts_nothing_has_no_second_size(lengths, wanted):
         (["dial:0.8", "some/draft"], "lab:200m", []),
     ],
 )
-def test_the_drafts_of_the_padded_pair(kinds, size, expected):
-    assert padded_pair.padded_kinds(kinds, size) == expected
+def test_the_drafts_of_the_comparison(kinds, size, expected):
+    assert comparison.padded_kinds(kinds, size) == expected
 
 
 @pytest.fixture
 def run(tmp_path, capsys, monkeypatch):
     """compare.py on a machine on which lab:20m is the largest size.  -> exit code, both outputs, the record"""
-    monkeypatch.setattr(padded_pair, "SIZES", ("lab:20m",))
+    monkeypatch.setattr(comparison, "SIZES", ("lab:20m",))
     monkeypatch.setattr(comparison, "bandwidth", lambda *_, **__: {"copy": 1e15})
 
     def call(*words: str) -> tuple[int, str, str, ComparisonRun]:
@@ -65,8 +81,8 @@ def run(tmp_path, capsys, monkeypatch):
 
 
 def test_both_sizes_stand_in_one_record_and_one_table(run, monkeypatch, tmp_path):
-    asked, honest = [], padded_pair.choose_size
-    monkeypatch.setattr(padded_pair, "choose_size", lambda *given: asked.append(given[0]) or honest(*given))
+    asked, honest = [], comparison.padded_size
+    monkeypatch.setattr(comparison, "padded_size", lambda *given: asked.append(given[1]) or honest(*given))
     code, out, err, record = run()
     assert (code, asked) == (0, [1e15]), "the size is chosen by what the machine reads"
     assert "lab:20m: llama" in err
@@ -74,33 +90,27 @@ def test_both_sizes_stand_in_one_record_and_one_table(run, monkeypatch, tmp_path
     assert record.padded.settings["target"] == "lab:20m"
     assert record.padded.weight_bytes > record.weight_bytes > 0
     assert record.bandwidth > 0
-    assert record.padded.settings["draft_lengths"] == padded_pair.LENGTHS
+    assert record.padded.settings["draft_lengths"] == comparison.LENGTHS
     assert re.search(r"^(lab pair +)?ngram +2 ", out, re.MULTILINE)
     assert re.search(r"^(lab:20m +)?ngram +4 ", out, re.MULTILINE)
     assert (tmp_path / "plots" / "local-padded-speedup.png").exists()
     assert len(out.splitlines()) <= 40
 
 
-@pytest.mark.parametrize("words", [["--quick"], ["--no-padded"]])
-def test_where_no_second_size_is_measured(run, monkeypatch, words):
-    monkeypatch.setattr(padded_pair, "second_config", lambda *_: pytest.fail("measured a second size"))
-    assert run(*words)[0] == 0
-
-
 @pytest.mark.parametrize(("stop", "said"), [(KeyboardInterrupt(), "the padded pair is not"), (None, "it needs 99 GB")])
 def test_a_stop_in_the_second_size_keeps_the_first(run, monkeypatch, stop, said):
     """Ctrl-C in its turns, or models that cannot be loaded."""
-    honest = padded_pair.second_config
+    honest = comparison.padded_config
 
     def fail(*_):
         raise stop or EnvironmentProblem("it needs 99 GB")
 
-    def second_config(*given):
+    def padded_config(*given):
         config = honest(*given) if stop else fail()
         monkeypatch.setattr(Bench, "budget", fail)
         return config
 
-    monkeypatch.setattr(padded_pair, "second_config", second_config)
+    monkeypatch.setattr(comparison, "padded_config", padded_config)
     code, out, err, record = run()
     assert (code, record.interrupted, record.padded) == (0, stop is not None, None)
     assert [row for row in record.rows if row.draft]

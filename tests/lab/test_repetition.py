@@ -1,29 +1,21 @@
 """A greedy text counts up to where it begins to repeat, in every arm alike; sampled texts count whole."""
 
-from types import SimpleNamespace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import compare
 from speclab.core.sampling import GREEDY
-from speclab.lab.bench import Bench, n_before_repetition
-from speclab.lab.comparison import build_rows
+from speclab.lab.bench import n_before_repetition
 from speclab.lab.harness import measure
-from speclab.lab.known_texts import calibrated
 from speclab.models import prompts
-from speclab.present import screen
-from speclab.records import files
-from speclab.records.files import ComparisonRun
+from speclab.models.names import LAB_TARGET
 from speclab.records.rows import BASELINE, GENERATE, Arm
-from tests.lab.test_harness import Machine, make_bench, make_prompt
+from tests.lab.test_harness import finish, make_bench, make_prompt
 from tests.tiny_models import VOCAB, perturbed, tiny
 
 MODEL, NGRAM = Arm("model", "model", 2), Arm("ngram", "ngram", 4)
 ARMS = [BASELINE, MODEL, Arm("model", "model", 5), NGRAM, GENERATE]
 BUDGET = 80
-COMMON = {"target": "t", "device": "cpu", "dtype": "float64"}
 
 
 # --- the rule ---------------------------------------------------------------------------------------------------------
@@ -35,27 +27,12 @@ def planted(n_before: int, period: int, n_repeated: int) -> list[int]:
     return once + [once[n_before + i % period] for i in range(n_repeated)]
 
 
-@given(st.integers(0, 60), st.integers(1, 48), st.integers(32, 150))
-def test_a_repetition_begins_with_the_first_token_that_is_repeated(n_before, period, n_repeated):
-    assert n_before_repetition(planted(n_before, period, n_repeated)) == n_before + period
-
-
-@given(st.integers(0, 60), st.integers(49, 120), st.integers(0, 150))
-def test_longer_periods_do_not_count(n_before, period, n_repeated):
-    text = planted(n_before, period, n_repeated)
-    assert n_before_repetition(text) == len(text)
-
-
-@given(st.integers(0, 60), st.integers(1, 48), st.integers(0, 31))
-def test_fewer_tokens_do_not_count(n_before, period, n_repeated):
-    text = planted(n_before, period, n_repeated)
-    assert n_before_repetition(text) == len(text)
-
-
-@given(st.integers(0, 60), st.integers(1, 48), st.integers(32, 100))
-def test_a_repetition_that_ends_before_the_text_does_not_count(n_before, period, n_repeated):
-    text = [*planted(n_before, period, n_repeated), -1]
-    assert n_before_repetition(text) == len(text)
+@given(st.integers(0, 60), st.integers(1, 120), st.integers(0, 150), st.booleans())
+def test_a_repetition_begins_with_the_first_token_that_is_repeated(n_before, period, n_repeated, ends):
+    """Where its period and its length are in the bounds, and the text ends in it."""
+    text = [*planted(n_before, period, n_repeated), *([] if ends else [-1])]
+    counts = period <= 48 and n_repeated >= 32 and ends
+    assert n_before_repetition(text) == (n_before + period if counts else len(text))
 
 
 # --- in a measurement -------------------------------------------------------------------------------------------------
@@ -75,10 +52,7 @@ PROMPTS = [
 
 def test_every_arm_is_cut_where_the_baselines_greedy_text_begins_to_repeat(pair):
     bench = make_bench(pair, BUDGET)
-    whole = [bench.decoding(BASELINE, GREEDY, prompt) for prompt in PROMPTS]
-    for decoding in whole:
-        while not decoding.done:
-            decoding.advance()
+    whole = [finish(bench.decoding(BASELINE, GREEDY, prompt)) for prompt in PROMPTS]
     budgets = [max(2, n_before_repetition(decoding.tokens)) for decoding in whole]
     assert budgets[0] == BUDGET == len(whole[0].tokens)
     assert [n < BUDGET for n in budgets] == [False, True, True, True]
@@ -97,42 +71,13 @@ def test_every_arm_is_cut_where_the_baselines_greedy_text_begins_to_repeat(pair)
         assert line.loops is None
 
 
-def test_repetition_adds_nothing_to_a_speedup(pair, monkeypatch):
-    """On a machine that keeps its prices, where the forecast of a text is what a run measures."""
-    tools = {name: [0, 1, 2, 3, 4, 5] * 2 for name in ("model", "ngram")}
-
-    def rows() -> dict:
-        bench = make_bench(pair, BUDGET)
-        Machine(monkeypatch, bench.setup.target.model, by_width=lambda width: 1 + width / 8, slope=0.01, catch=0.03)
-        found = measure(bench, ARMS[:-1], [0.0], PROMPTS, 1, tools)
-        made = build_rows(SimpleNamespace(common=COMMON), found, calibrated(found))
-        return {(row.method, row.draft_length, row.prompt_kind): row for row in made if row.draft}
-
-    cut = rows()
-    with monkeypatch.context() as uncut:
-        uncut.setattr(Bench, "budget", lambda bench, prompt, sampling: bench.max_new_tokens)
-        whole = rows()
-    assert cut.keys() == whole.keys()
-    for key, row in cut.items():
-        assert row.forecast == pytest.approx(row.speedup, rel=1e-9), key
-    copied, text = whole["ngram", 4, "prose"], cut["ngram", 4, "prose"]
-    assert copied.speedup > 1.25 * text.speedup, "a lookup is right wherever a text repeats itself"
-    assert copied.tokens_per_round > 1.25 * text.tokens_per_round
-
-
-def test_the_screen_says_what_was_cut(tmp_path, monkeypatch, capsys):
+def test_the_screen_says_what_was_cut(run):
     """The lab's pair on three prompts, of which two lead it into a loop."""
     by_kind = {kind: [text for its_kind, text in prompts.standard() if its_kind == kind] for kind in prompts.KINDS}
     texts = [("code", by_kind["code"][4]), ("prose", by_kind["prose"][0]), ("copy", by_kind["copy"][3])]
-    monkeypatch.setattr(prompts, "standard", lambda: texts)
-    words = ["--draft", "model,ngram", "-k", "2", "--temperature", "0,0.8", "--engine", "eager", "--threads", "1"]
-    size = ["--limit", "1", "--repeats", "1", "--max-new-tokens", "44", "--out-dir", str(tmp_path)]
-    assert compare.main([*words, *size]) == 0
-    run = files.read(tmp_path / "results" / "local.json", ComparisonRun)
-    assert run.prompts["n_cut"] == 2
-    rows = {(row.method, row.temperature, row.prompt_kind): row for row in run.rows if row.draft}
-    row = rows["ngram", 0.0, "all"]
-    line = screen.loops_line(run)
-    assert line.startswith("lab pair: 2 of 3 greedy texts")
-    assert rows["ngram", 0.8, "all"].n_tokens == 3 * 43 > row.n_tokens
-    assert line in " ".join(capsys.readouterr().out.split())
+    words = ("--target", LAB_TARGET, "--draft", "ngram", "-k", "2", "--max-new-tokens", "44", "--no-padded")
+    ran = run(*words, texts=texts)
+    assert (ran.code, ran.record.prompts["n_cut"]) == (0, 2)
+    n_tokens = {row.temperature: row.n_tokens for row in ran.record.rows if row.draft and row.prompt_kind == "all"}
+    assert n_tokens[0.8] == 3 * 43 > n_tokens[0.0]
+    assert "lab pair: 2 of 3 greedy texts" in " ".join(ran.out.split())

@@ -40,13 +40,10 @@ def learnt():
 def drafter_of(kind: str, target: CachedModel, head):
     """A drafter that learns while it drafts."""
     name, auto, _ = kind.partition(AUTO)
-    one = FeatureDrafter(head) if "feature" in name else ModelDrafter(CachedModel(perturbed(target.model, 0.05)))
-    drafter = AutoLength(one) if auto else one
-    drafter = (
-        HybridDrafter({"ngram": NgramDrafter, "suffix": SuffixDrafter}[name.split("+")[0]](), drafter)
-        if ("+" in name)
-        else drafter
-    )
+    drafter = FeatureDrafter(head) if "feature" in name else ModelDrafter(CachedModel(perturbed(target.model, 0.05)))
+    drafter = AutoLength(drafter) if auto else drafter
+    if "+" in name:
+        drafter = HybridDrafter(NgramDrafter() if "ngram" in name else SuffixDrafter(), drafter)
     drafter.costs[0.0] = COSTS
     return drafter
 

@@ -1,12 +1,16 @@
-"""Records of comparisons made by hand: nothing is decoded here."""
+"""Records of comparisons: those that are committed, and some made by hand. Nothing is decoded here."""
 
+import json
 from dataclasses import replace
 
 from speclab.records.files import SCHEMA_VERSION, ComparisonRun
 from speclab.records.rows import Noise, Row, Rung
+from speclab.system.paths import ROOT
 from speclab.theory.formulas import book_formula, expected_tokens_per_round, leviathan_speedup
 from speclab.theory.ladder import EFFECTS, RUNGS
 
+RECORDS = {path: json.loads(path.read_text()).keys() for path in sorted((ROOT / "results").glob("*.json"))}
+COMPARISONS = [path for path, entries in RECORDS.items() if {"correctness", "costs"} <= entries]  # that are committed
 # What each rung after the bonus multiplies by, if a test does not say otherwise.
 USUAL = (0.65, 0.83, 0.96, 0.94, 0.98, 0.99, 1.02, 0.97)[: len(EFFECTS) - 1]
 KINDS = {"code": 1.05, "prose": 0.75, "copy": 1.2}
@@ -36,7 +40,7 @@ def make_row(
         "speedup": measured, "speedup_low": measured * 0.9, "speedup_high": measured * 1.12,
         "speedup_with_prefill": measured * 0.97, "n_rounds": n_rounds, "n_drafted": n_drafted,
         "n_accepted": n_accepted, "n_rejected": n_rounds // 2, "n_emitted": n_rounds + n_accepted,
-        "accepted_lengths": [n_rounds // (k + 1)] * (k + 1), "acceptance_rate": alpha,
+        "acceptance_rate": alpha,
         "drafted_fraction": n_accepted / n_drafted, "tokens_per_round": 1 + n_accepted / n_rounds,
         "draft_cost": 0.13, "verify_cost": 1.2, "overhead": 0.05,
         "book_formula": book_formula(alpha, k),
@@ -57,7 +61,7 @@ def bare(row: Row) -> Row:
 
 def plain_row(method: str = "baseline", temperature: float = 0.0, kind: str = "all", speedup: float = 1.0) -> Row:
     """The baseline, or the library's generate()."""
-    nothing = ("acceptance_rate", "drafted_fraction", "tokens_per_round", "accepted_lengths", "book_formula")
+    nothing = ("acceptance_rate", "drafted_fraction", "tokens_per_round", "book_formula")
     counts = {"n_drafted": 0, "n_accepted": 0, "n_rejected": 0, "draft": None, "draft_length": 0}
     speed = {"speedup": speedup, "speedup_low": 1.0, "speedup_high": 1.0, "speedup_with_prefill": 1.0}
     unknown = dict.fromkeys((*nothing, "book_formula_drafted_fraction"))
@@ -103,7 +107,6 @@ def make_run(
         correctness=correctness,
         noise=[Noise(temperature=t, ratio=1.01, low=0.99, high=1.03) for t in temperatures],
         costs=[],
-        phases={"seconds": 21.5, "share": 0.9931},
         rows=rows,
         raw=[],
     )  # fmt: skip

@@ -40,7 +40,7 @@ def assert_read(part: Any, written: Any) -> None:
 def test_every_committed_record_is_read_with_its_numbers(path, tmp_path):
     """Entries that its class does not have are ignored; all others are those of the file, and are written again."""
     written = json.loads(path.read_text("utf-8"))
-    kind = ComparisonRun if {"phases", "raw"} <= written.keys() else Head
+    kind = ComparisonRun if {"correctness", "costs"} <= written.keys() else Head
     read = files.read(path, kind)
     assert_read(read, written)
     (tmp_path / "again.json").write_text(files.to_json(read))
@@ -48,7 +48,7 @@ def test_every_committed_record_is_read_with_its_numbers(path, tmp_path):
 
 
 def test_numbers_are_finite_with_seven_digits_and_what_is_not_there_is_left_out(run):
-    assert "1.234568e-05" in files.to_json(replace(run, phases={"seconds": 1.23456789e-5, "share": 1.0}))
+    assert "1.234568e-05" in files.to_json(replace(run, bandwidth=1.23456789e-5))
     assert "unchecked" not in files.as_dict(run)
     assert files.as_dict(replace(run, unchecked=["model k=2"]))["unchecked"] == ["model k=2"]
     for number in (float("nan"), float("inf")):

@@ -93,7 +93,6 @@ def compare_batches(config: RunConfig, batches: list[int]) -> tuple[ComparisonRu
         correctness=measured.correctness,
         noise=[floor for floor in floors if floor],
         costs=[],
-        phases={},
         rows=rows,
         raw=[line.recorded() for line in lines],
     )

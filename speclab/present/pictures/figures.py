@@ -6,7 +6,7 @@ Measured values are markers with intervals, each with its number above the inter
 
 import io
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,7 +54,6 @@ class Panel(NamedTuple):
     title: str = ""
     ticks: dict[Any, str] | None = None  # of the x axis; None: at every place
     log: bool = False  # the x axis
-    extra: Callable[[Any], None] | None = None  # draws what only this panel has, on its axis
 
 
 def plain(pairs: Iterable[tuple[Any, float | None]]) -> dict[Any, Value]:
@@ -63,12 +62,10 @@ def plain(pairs: Iterable[tuple[Any, float | None]]) -> dict[Any, Value]:
 
 
 def column(rows: Iterable[Any], name: str, x: str = "x") -> dict[Any, Value]:
-    """Return a column of the rows against another one."""
     return plain((getattr(row, x), getattr(row, name)) for row in rows)
 
 
 def speedups(rows: Iterable[Any], x: str = "x") -> dict[Any, Value]:
-    """Return the measured speedups of decoding with their intervals, against another column."""
     return {getattr(row, x): decoding(row) for row in rows}
 
 
@@ -82,14 +79,11 @@ def blank(n: int, width: float, height: float, **shared) -> tuple[Figure, list]:
 
 
 def draw(panels: list[Panel], width: float = 4.6, height: float = 4.2) -> Figure:
-    """Return a figure with the panels side by side. Panels of one quantity have one y axis, and none goes below 0."""
-    figure, axes = blank(max(1, len(panels)), width, height)
+    """Return a figure with the panels side by side. They show one quantity and have one y axis, not below 0."""
+    figure, axes = blank(max(1, len(panels)), width, height, sharey=True)
     for axis, panel in zip(axes, panels, strict=False):
         _draw_panel(axis, panel)
-    ends = [axis.get_ylim() for axis in axes]
-    for i, panel in enumerate(panels):
-        alike = [ends[j] for j, other in enumerate(panels) if other.y_label == panel.y_label]
-        axes[i].set_ylim(max(0.0, min(low for low, _ in alike)), max(high for _, high in alike))
+    axes[0].set_ylim(bottom=max(0.0, axes[0].get_ylim()[0]))
     return figure
 
 
@@ -120,14 +114,11 @@ def _draw_panel(axis, panel: Panel) -> None:
     axis.margins(x=0.12, y=0.15)  # room for what stands beside its place, and for the numbers
     if panel.y_label.startswith("speedup"):
         axis.axhline(1, color="black", linewidth=1)
-    if panel.extra:
-        panel.extra(axis)
     legend_above(axis, panel.title)
 
 
 def _named(label: str) -> str:
-    """Return a label for matplotlib, which leaves a name out of the legend that begins with an underscore."""
-    return " " * label.startswith("_") + label
+    return " " * label.startswith("_") + label  # a label that begins with an underscore is left out of the legend
 
 
 def _moved(axis, right: float) -> Any:

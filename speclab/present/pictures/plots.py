@@ -22,7 +22,7 @@ def comparison(run: ComparisonRun, folder: Path, name: str) -> list[functools.pa
 
     None where there is nothing to show. Nothing is computed before: what fails in a picture costs no other file.
     """
-    painters = {"speedup": _speedups, "why": _why}
+    painters = {"speedup": lambda rows: draw(speedup_panels(rows), 5.4, 4.6), "why": _why}
     return [functools.partial(_write, paint, run, folder, f"{name}-{what}") for what, paint in painters.items()]
 
 
@@ -32,17 +32,16 @@ def _write(paint: Callable[[list[Row]], Figure | None], run: ComparisonRun, fold
     return figures.save(figure, run, folder, name) if figure else None
 
 
-def _speedups(rows: list[Row]) -> Figure:
-    return draw(speedup_panels(rows), 5.4, 4.6)
-
-
 def speedup_panels(rows: list[Row]) -> list[Panel]:
     """Draw the speedup against k, with the forecast and the book's formula: a panel for every temperature and number of
     texts at a time, a colour and a marker for each draft. Rows on auto stand at a place of their own."""
     ticks = {k: f"{k:g}" for k in sorted({row.draft_length for row in rows if not row.auto})}
     auto = max(ticks, default=0) + 2
-    if any(row.auto for row in rows):
-        ticks[auto] = "auto"
+    ticks |= {auto: "auto"} if any(row.auto for row in rows) else {}
+
+    def place(row: Row) -> int:
+        return auto if row.auto else row.draft_length
+
     methods = dict.fromkeys(row.method.removesuffix(AUTO) for row in rows)
     panels = []
     for temperature, n in dict.fromkeys((row.temperature, row.n_texts) for row in rows):
@@ -51,18 +50,13 @@ def speedup_panels(rows: list[Row]) -> list[Panel]:
         here.sort(key=lambda row: row.draft_length)
         for look, method in enumerate(methods):
             of_draft = [row for row in here if row.method.removesuffix(AUTO) == method]
-            series.append(Series(short(method, 16), {_place(row, auto): decoding(row) for row in of_draft}, look))
+            series.append(Series(short(method, 16), {place(row): decoding(row) for row in of_draft}, look))
             for (key, label), style in zip(PREDICTIONS.items(), STYLES, strict=False):
                 for is_auto in (False, True):  # what is predicted for auto is a dash that no line leads to
-                    rows_of_it = [row for row in of_draft if row.auto == is_auto]
-                    known = plain((_place(row, auto), getattr(row, key)) for row in rows_of_it)
+                    known = plain((place(row), getattr(row, key)) for row in of_draft if row.auto == is_auto)
                     series.append(Series(label, known, look, style))
         panels.append(Panel(series, "draft length k", title=title, ticks=ticks))
     return panels
-
-
-def _place(row: Row, auto: int) -> int:
-    return auto if row.auto else row.draft_length
 
 
 def _why(rows: list[Row]) -> Figure | None:

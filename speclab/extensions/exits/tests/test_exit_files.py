@@ -10,6 +10,7 @@ from speclab.core.sampling import Sampling
 from speclab.drafts import registry
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength
+from speclab.drafts.oracle import ConstantDrafter
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.extensions.exits import register
 from speclab.extensions.exits.drafter import ExitDrafter
@@ -114,16 +115,14 @@ def test_a_lookups_rounds_are_priced_apart(target, monkeypatch):
     cached.hidden_layers = (1,)
     seconds = {True: 1.0, False: 3.0}
 
-    def rounds(functions, target, drafter, prompts, settings, asked):
-        timed = []
-        (round_,) = speculative_rounds(CachedModel(tiny("llama")), SuffixDrafter(), prompts[0], 2, 1)
-        for own in (True, False):
-            for n in range(9):
-                phases = {"draft": 0.1 * n, "verify": seconds[own] + n}
-                timed.append((round_._replace(n_drafted=n, seconds=phases), own))
-        return timed
+    def rounds(functions, target, varied, prompt, *how):
+        own = not isinstance(varied.drafter, ConstantDrafter)
+        (round_,) = speculative_rounds(CachedModel(tiny("llama")), SuffixDrafter(), prompt, 2, 1)
+        yield from (round_, round_)  # the prompt's and the first one do not count
+        for n in range(9):
+            yield round_._replace(n_drafted=n, seconds={"draft": 0.1 * n, "verify": seconds[own] + n})
 
-    monkeypatch.setattr("speclab.lab.round_costs.timed_rounds", rounds)
+    monkeypatch.setattr("speclab.lab.round_costs.with_phases", rounds)
     settings = DecodeSettings(20)
     for inner in (ExitDrafter(tiny_adapter(target, 2)), AutoLength(ExitDrafter(tiny_adapter(target, 2)))):
         hybrid = HybridDrafter(SuffixDrafter(), inner)
