@@ -97,7 +97,7 @@ def configured_room(config: PreTrainedConfig, names: tuple[str, ...] = ()) -> Ro
         original = getattr(config, "original_max_position_embeddings", None)
         border = part.get("original_max_position_embeddings") or original if kind == "longrope" else None
         if border and (room.text is None or border < room.text):
-            room = Room(border, kind)
+            room = Room(border, "longrope")
         elif kind == "dynamic" and room.text and not room.rope:
             room = replace(room, rope=kind)
     return room

@@ -60,8 +60,8 @@ def rows_of(name: str) -> int:
 def shape_of(name: str, role: str) -> Shape:
     """Return the shape of a padded target or draft. Raises UsageProblem where the lab's own is larger."""
     millions_of(name)
-    shape = SIZES[name.removeprefix(PREFIX)][1 + (role == "draft")]
-    if shape is None:
+    _, target, draft = SIZES[name.removeprefix(PREFIX)]
+    if (shape := draft if role == "draft" else target) is None:
         raise UsageProblem(f"{name} is too small for the lab's {role}; use a larger one, for example lab:200m")
     return shape
 
