@@ -8,16 +8,16 @@
 This starts the command of speclab/extensions/learner; `python check.py --help` says more.
 """
 
+import importlib
 import sys
 
-from speclab.system import extensions
 from speclab.system.errors import reports_problems
 
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """Start the command.  -> exit code"""
-    return extensions.command("learner")(argv)
+    return importlib.import_module("speclab.extensions.learner.__main__").main(argv)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@
     feature    a head of one layer that reads the target's hidden states (speclab/drafts/feature.py)
     hybrid     a lookup where it pays more, a model elsewhere (speclab/drafts/hybrid.py)
 
-A new kind implements `Drafter`; the loop in optimized_speculative.py does not change. Further kinds are in
-speclab/drafts/, and speclab/drafts/registry.py turns `--draft KIND` into one of them.
+A new kind implements `Drafter`, and speclab/drafts/registry.py turns `--draft KIND` into it; the loop in
+optimized_speculative.py does not change.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from speclab.core.sampling import GREEDY, NOT_FINITE, Drawn, Sampling, draw_draf
 from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.models.checking.uncached import distributions
 from speclab.models.family import check_draft_prompts
-from speclab.system.errors import EnvironmentProblem, setting
+from speclab.system.errors import EnvironmentProblem
 
 
 class ModelDrafter(Drafter):
@@ -32,10 +32,8 @@ class ModelDrafter(Drafter):
 
     Between rounds its cache holds a prefix of the committed tokens, never a rejected one. What is missing (the last
     committed token, and after a fully accepted round also the last drafted one, which was never fed) goes in with the
-    first pass of the next round.
-
-    The draft may know fewer ids and positions than the target: ids that it lacks have probability 0 in its proposals,
-    and where its context ends it drafts fewer tokens, then none.
+    first pass of the next round. Ids that it lacks have probability 0, and where its context ends it drafts fewer
+    tokens, then none.
     """
 
     is_model = draws = asks_to_go_on = True
@@ -51,7 +49,7 @@ class ModelDrafter(Drafter):
         """Read the prompt, (1, prompt length) ids. Raises EnvironmentProblem where the logits are not finite."""
         self._sampling, self._vocab_size = sampling, target.vocab_size
         if not self.draft.prefill(self.draft.replace_unknown(prompt)).amax().isfinite():
-            raise EnvironmentProblem(f"the draft model's logits are not finite; try {setting('dtype', 'float32')}")
+            raise EnvironmentProblem("the draft model's logits are not finite; try --dtype float32")
         self._not_fed, self._n_committed = [], self.draft.length
 
     @property
@@ -63,7 +61,6 @@ class ModelDrafter(Drafter):
         return draft_room(self.draft, self._n_committed)
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """Propose at most `k` tokens; fewer where the context ends."""
         k = min(k, self.room)
         if k == 0:
             return as_draft([], self.draft.device)
@@ -77,14 +74,13 @@ class ModelDrafter(Drafter):
             return as_drawn([Drawn(token, None) for token in tokens.split(1)])
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Crop the cache to what is committed, and note what it lacks."""
         self._n_committed += len(committed)
         kept = tokens_to_keep(self.draft.length, self._n_committed)
         self.draft.crop(kept)
         self._not_fed = (self._not_fed + committed)[-(self._n_committed - kept) :]
 
     def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
-        """One uncached pass says what the draft proposes at each place, wherever a round begins."""
+        # One uncached pass says what the draft proposes at each place, wherever a round begins.
         n_ids = min(self.draft.vocab_size, target.vocab_size)
         rows = distributions(self.draft.model, prompt, text, sampling, n_ids)
         rows = nn.functional.pad(rows, (0, target.vocab_size - n_ids))  # (n, the target's vocabulary)
@@ -105,7 +101,7 @@ class ModelDrafter(Drafter):
         return check_draft_prompts(self.draft.room, prompts, max_new_tokens, list, " tokens")
 
     def not_fed(self) -> Tensor:
-        """Return the ids that are committed and not in the draft's cache yet, (1, m): they go in first."""
+        """Return the committed ids that are not in the draft's cache yet, (1, m)."""
         return self.draft.replace_unknown(to_device(self._not_fed, self.draft.device)[None])
 
     def draft_ids(self, tokens: Tensor) -> Tensor:
@@ -154,10 +150,8 @@ def draft_room(draft: CachedModel, n_committed: int) -> int:
 class NgramDrafter(Lookup):
     """Prompt lookup: find the last n tokens earlier in the text, propose what followed. No model, no cost, one-hot.
 
-    The longest match wins (n from `longest` down to `shortest`), among equals the most recent. Proposes fewer than k
-    tokens where the match is close to the end, none where there is no match.
-
-    n_ids: the target emits ids 0 to n_ids - 1. A prompt may have higher ids; they are never proposed.
+    The longest match wins (n from `longest` down to `shortest`), among equals the most recent. n_ids: the target emits
+    ids 0 to n_ids - 1. A prompt may have higher ids; they are never proposed.
     """
 
     def __init__(self, longest: int = 4, shortest: int = 2, n_ids: int = sys.maxsize):

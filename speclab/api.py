@@ -6,8 +6,8 @@
     for round_ in speculate(pair, "def read_config(path):", draft_length=4):
         print(round_.text, end="", flush=True)        # a Round (speclab/core/rounds.py), with its text
 
-Models and prompts are checked as by the scripts. What cannot be used raises `UsageProblem` or `EnvironmentProblem`
-(speclab/system/errors.py), whose text names the cause and what to do. docs/python.md is the whole of it on one page.
+What cannot be used raises `UsageProblem` or `EnvironmentProblem`, whose text names the cause and what to do.
+docs/python.md is the whole of it on one page.
 """
 
 from speclab.system import startup  # noqa: F401, I001 - before torch is loaded, since it sets how threads wait
@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draft_models import ModelDrafter
@@ -50,7 +49,7 @@ class Pair:
 
     @functools.cached_property
     def on_auto(self) -> Drafter:
-        """Return the same draft choosing its lengths; what rounds cost stays known from text to text."""
+        """The same draft choosing its lengths; what rounds cost stays known from text to text."""
         if self.choice:
             self.choice.check_auto()
         return self.drafter.with_draft(AutoLength)
@@ -70,9 +69,7 @@ def load(
     target: folder, hub name, lab:SIZE, or a model that is loaded. draft: the same, "model" (the lab's own draft), or
     "ngram" (prompt lookup). tokenizer: needed where the target is a loaded model; a draft that is loaded must have the
     same one, which nothing can check. device (auto, cpu, cuda, mps), dtype (auto, float32, bfloat16) and threads are
-    for models that are loaded here; engine: auto, c, graphs, eager.
-
-    Raises UsageProblem or EnvironmentProblem.
+    for models that are loaded here; engine: auto, c, graphs, eager. Raises UsageProblem or EnvironmentProblem.
     """
     if engine not in ENGINES:
         raise UsageProblem(f"there is no engine {engine!r}; choose one of {', '.join(ENGINES)}")
@@ -89,8 +86,7 @@ def load(
         generation.eos_ids(target.generation_config)
         given = dict.fromkeys(("device", "dtype"), "the model's own") | {"threads": "PyTorch's own"}
         setup = setup_of(target, tokenizer, name, GREEDY, engine, given)
-    if isinstance(draft, str):
-        choice = registry.read(draft)
+    if choice:
         return Pair(setup, choice.make(setup), choice)
     if draft.device != setup.device:
         raise UsageProblem(f"the draft is on {draft.device} and the target on {setup.device}; use draft.to(...)")
@@ -114,9 +110,8 @@ def speculate(
     such as {"role": "user", "content": "..."}. draft_length: tokens of a draft, 0 for plain decoding, "auto" to choose
     in every round; some drafts have a size of their own. With "auto", and for hybrids, the cost of a round is measured
     before the first text at each temperature. temperature: 0 is greedy. The text ends with the target's own end token
-    or after max_new_tokens tokens. Arguments are checked when this is called, before the first round.
-
-    Raises UsageProblem, and ValueError for a number out of range.
+    or after max_new_tokens tokens. Arguments are checked when this is called, before the first round. Raises
+    UsageProblem, and ValueError for a number out of range.
     """
     k = LONGEST if draft_length == "auto" else draft_length
     if not isinstance(k, int) or k < 0 or max_new_tokens < 0:
@@ -129,17 +124,12 @@ def speculate(
     drafter, ids = pair.on_auto if draft_length == "auto" else pair.drafter, encoded.ids.to(setup.device)
     if k:
         [k] = drafter.lengths([k])
-        _measure_costs(setup, drafter, ids, settings)
+        if drafter.costs is not None and temperature not in drafter.costs:  # it chooses by them
+            measure_costs(LoopFunctions(speculative_decode), setup.target, drafter, [ids], settings)
     own = copy.deepcopy(drafter)
     own.forget()  # texts may have the same random numbers: what one of them taught must not decide in another
     rounds = LoopFunctions(speculative_decode).rounds(setup.target.with_own_cache(), own, ids, k, settings)
     return with_text(rounds, setup.pieces(encoded))
-
-
-def _measure_costs(setup: Setup, drafter: Drafter, ids: Tensor, settings: DecodeSettings) -> None:
-    """Measure costs for a draft that chooses by them, unless they are known at this temperature."""
-    if drafter.costs is not None and settings.sampling.temperature not in drafter.costs:
-        measure_costs(LoopFunctions(speculative_decode), setup.target, drafter, [ids], settings)
 
 
 def _encoded(prompt: str | Messages, tokenizer: PreTrainedTokenizerBase) -> Prompt:

@@ -40,7 +40,6 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """Short buckets, and the recording, of passes and of every function that a GPU would replay."""
     seen = Recorder()
     monkeypatch.setitem(sampling.ON_GRAPHS, "cpu", graphs.graphed)
-    monkeypatch.setattr(sampling, "LOOKED_AT", set())
     monkeypatch.setattr(graphs, "capture", seen.capture)
     monkeypatch.setattr(graphs, "on_graphs", lambda tensor: not seen.recording)
     monkeypatch.setattr(cuda_graphs, "BUCKET", 16)

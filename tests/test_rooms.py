@@ -90,9 +90,3 @@ def test_the_difference_of_the_loops_is_speculation():
     assert len(about) >= 0.8 * len(added), sorted(set(added) - set(about))
     other = re.compile(r"clock|watch|seconds|time\b|trace|impl\b|exercise", re.IGNORECASE)
     assert not [line for line in added if other.search(line)]
-
-
-def test_a_main_is_short():
-    for name in ("baseline_autoregressive.py", "optimized_speculative.py", "compare.py", "check.py"):
-        _, *body = (ROOT / name).read_text("utf-8").partition("\ndef main(")[2].partition("\n\n\n")[0].splitlines()
-        assert 0 < len([line for line in body if line.strip()]) <= 25, name

@@ -1,13 +1,10 @@
 """A watch for calls that would wait for a GPU, on tensors that are on a CPU."""
 
 from collections import Counter
-from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-
-from speclab.core import sampling
 
 # Copies to the host, shapes that depend on values, and copies of host values that wait for the queue.
 BLOCKING = {
@@ -22,17 +19,6 @@ class Watch(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: Counter = Counter()
-
-    def __enter__(self) -> "Watch":
-        self._device = mock.patch.object(sampling, "LOOKED_AT", set())
-        self._device.start()
-        return super().__enter__()
-
-    def __exit__(self, *error) -> None:
-        try:
-            super().__exit__(*error)
-        finally:
-            self._device.stop()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")

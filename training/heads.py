@@ -47,7 +47,7 @@ from speclab.models.family import check_family, context_length
 from speclab.records import files
 from speclab.system import extensions
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.files import check_writable, prepare_folder, write_whole
+from speclab.system.files import check_writable, write_whole
 from speclab.system.terminal import note, say
 from training import corpus, pair
 from training.passes import Passes
@@ -317,7 +317,6 @@ def main(argv: list[str] | None = None) -> int:
     device = loading.choose_device(args.device)[0]
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # products in TF32
-    prepare_folder(args.out, "--out")
     check_writable(args.out / "training.json", "--out")
     about, summary = (train_head if args.kind in KINDS else pair.train_target)(args, device)
     about |= {"machine": files.machine(device), "versions": files.versions()}

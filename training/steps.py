@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from speclab.models.memory import free_memory
-from speclab.system.errors import EnvironmentProblem, setting
-from speclab.system.terminal import progress_bar
+from speclab.system.errors import EnvironmentProblem
 
 # Share of the training steps at each sequence length. Short ones are cheap, long ones keep long texts together.
 LENGTHS = {256: 0.80, 512: 0.15, 2048: 0.05}
@@ -105,7 +105,7 @@ def train(
     steppers, peaks = optimizers(model, rate, adamw_share), (rate, adamw_share * rate)
     facts, start = TrainingFacts(), time.monotonic()
     model.train()
-    with progress_bar(total=round(seconds), unit="s", desc=name, mininterval=1) as bar, torch.enable_grad():
+    with tqdm(total=round(seconds), unit="s", desc=name, disable=None) as bar, torch.enable_grad():
         while facts.seconds < seconds:
             micro_batches = batches(facts.steps)
             factor = learning_rate_factor(facts.seconds / seconds)
@@ -113,7 +113,7 @@ def train(
             if not math.isfinite(loss):
                 raise EnvironmentProblem(
                     f"{name}: the loss is not finite at step {facts.steps}; type the command again with a smaller "
-                    f"{setting('rate')}"
+                    f"--rate"
                 )
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for stepper, peak in zip(steppers, peaks, strict=True):

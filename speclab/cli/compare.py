@@ -1,5 +1,4 @@
-"""The command line of compare.py: a comparison, measured, shown and written down; and the files that a record leaves
-behind, whatever command made it."""
+"""The command line of compare.py: a comparison, measured, shown and written down. Other comparisons use its parts."""
 
 import argparse
 import functools
@@ -25,13 +24,15 @@ from speclab.present.screen import screen, timed
 from speclab.records.files import ComparisonRun, Head, to_json
 from speclab.records.rows import AUTO
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.files import check_writable, prepare_folder, shown, write_all, write_whole
+from speclab.system.files import check_writable, shown, write_all, write_whole
 from speclab.system.terminal import harmless, note, say
 
-WHY = "why is mine not faster? docs/why-not-faster.md"
 # The defaults of what the command line leaves open, by the size of the run. limit 0 means all prompts.
-SIZE_FLAGS = ("limit", "max_new_tokens", "draft_length")
-SIZES = {"default": (4, 64, "2,4,6,auto"), "quick": (2, 48, "2,4"), "full": (0, 128, "2,4,6,auto")}
+SIZES = {
+    "default": {"limit": 4, "max_new_tokens": 64, "draft_length": "2,4,6,auto"},
+    "quick": {"limit": 2, "max_new_tokens": 48, "draft_length": "2,4"},
+    "full": {"limit": 0, "max_new_tokens": 128, "draft_length": "2,4,6,auto"},
+}
 ALWAYS = {"repeats": 1, "temperature": "0,0.8"}
 ANSWER_TOKENS = 192  # of an answer to one of --texts, at most
 USUAL_DRAFTS = "model,ngram"
@@ -45,11 +46,14 @@ Step = Callable[[], Path | None]  # prints or writes; for `files.write_all`
 def run(docstring: str, argv: list[str] | None, functions: LoopFunctions | None = None) -> int:
     """Make a comparison, show it and write it.  -> exit code"""
     args = filled(make_parser(docstring).parse_args(argv))
-    config, output = prepare(args, functions)
+    lengths, args.auto = parsing.lengths(args.draft_length, "-k")
+    temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
+    functions = (functions or LoopFunctions(speculative_decode)).judged_by(rule_of(args.rule))
+    config, output = prepare(args, args.name, lengths, temperatures, functions)
     if not args.brief:
         say(head(config))
     record, measured = _measure(args, config)
-    where = [f"everything else: {shown(output.result('.md'))}", WHY]
+    where = [f"everything else: {shown(output.result('.md'))}", "why is mine not faster? docs/why-not-faster.md"]
     pictures: list[Step] = [*plots.comparison(record, output.plots, output.name)]
     if record.padded:
         pictures += plots.comparison(record.padded, output.plots, f"{output.name}-padded")
@@ -84,37 +88,52 @@ def filled(args: argparse.Namespace) -> argparse.Namespace:
     lab's pair is measured at a larger size as well."""
     size = "quick" if args.quick else "full" if args.full else "default"
     is_lab = args.target == LAB_TARGET or sizes.is_lab_size(args.target)
-    defaults = ALWAYS | dict(zip(SIZE_FLAGS, SIZES[size], strict=True)) | {"draft": USUAL_DRAFTS}
-    if is_lab:
-        defaults["draft"] = LAB_DRAFTS
+    defaults = ALWAYS | SIZES[size] | {"draft": LAB_DRAFTS if is_lab else USUAL_DRAFTS}
     if args.texts:
         defaults["max_new_tokens"] = ANSWER_TOKENS
     found = flags.with_defaults(args, defaults)
-    found.has_typed_lengths = args.draft_length is not None
     drafts_nothing = parsing.lengths(found.draft_length, "-k") == ([0], False)
     usable = args.target == LAB_TARGET and size != "quick" and not drafts_nothing and not args.no_padded
     found.padded = usable and bool(padded_pair.padded_kinds(found.draft.split(","), "lab:50m"))
     return found
 
 
-def prepare(args: argparse.Namespace, functions: LoopFunctions | None = None) -> tuple[RunConfig, "Output"]:
-    """Load and check everything; a Problem with the flags is raised before anything is timed."""
-    lengths, auto = parsing.lengths(args.draft_length, "-k")
-    temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
-    check_tokens(args)
-    output = Output(args, args.name)
-    output.check()
+def prepare(
+    args: argparse.Namespace,
+    name: str,
+    lengths: list[int],
+    temperatures: list[float],
+    functions: LoopFunctions | None = None,
+    chains_only: str = "",
+) -> tuple[RunConfig, "Output"]:
+    """Load and check everything before anything is timed. Lines name the typed draft lengths that a draft has not.
+
+    name: what all files begin with. chains_only: what cannot judge drafts with branches.
+    """
+    if args.max_new_tokens < 2:
+        raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
+    output = Output(args, name)
+    for path in (output.result(".json"), output.result(".md"), output.plots / "picture.png"):
+        check_writable(path, "--out-dir")
     choices = read_drafts([kind for kind in args.draft.split(",") if kind], temperatures)
-    functions = functions or LoopFunctions(speculative_decode)
-    flags.check_rule(args, temperatures, choices)
-    if auto and not lengths:  # beside numbers a draft that cannot choose has those
+    if chains_only:
+        registry.check_chains(chains_only, choices)
+    flags.check_rule(args.rule, temperatures, choices)
+    if not lengths:  # beside numbers a draft that cannot choose has those
         for choice in choices:
             choice.check_auto()
-    config = load(args, choices, lengths, temperatures, functions.judged_by(rule_of(args.rule)))
-    if auto:
+    setup, prompts = flags.load(args, temperature=0.0)
+    drafters = registry.make_all(choices, setup, args.seed)
+    registry.check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
+    for named, drafter in drafters.items():
+        for line in drafter.length_notes(named, lengths if args.has_typed_lengths else []):
+            note(line)
+    if args.auto:
         chosen = [choice.name for choice in choices if choice.no_auto is None]
-        config.drafters |= {name + AUTO: config.drafters[name].with_draft(AutoLength) for name in chosen}
-    return config, output
+        drafters |= {named + AUTO: drafters[named].with_draft(AutoLength) for named in chosen}
+    size = (args.max_new_tokens, args.repeats, args.seed)
+    functions = functions or LoopFunctions(speculative_decode)
+    return RunConfig(setup, drafters, prompts, lengths, temperatures, *size, functions), output
 
 
 def read_drafts(kinds: list[str], temperatures: list[float]) -> list[registry.Choice]:
@@ -125,30 +144,6 @@ def read_drafts(kinds: list[str], temperatures: list[float]) -> list[registry.Ch
     if 0 not in temperatures and all(choice.only_greedy for choice in choices):
         raise UsageProblem(f"{choices[0].only_greedy}, or add 0 to the temperatures")
     return choices
-
-
-def check_tokens(args: argparse.Namespace) -> None:
-    if args.max_new_tokens < 2:
-        raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
-
-
-def load(
-    args: argparse.Namespace,
-    choices: list[registry.Choice],
-    lengths: list[int],
-    temperatures: list[float],
-    functions: LoopFunctions | None = None,
-) -> RunConfig:
-    """Load and check models and prompts. Lines name the typed draft lengths that a draft does not have."""
-    setup, prompts = flags.load(args, temperature=0.0)
-    drafters = registry.make_all(choices, setup, args.seed)
-    registry.check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
-    typed = lengths if args.has_typed_lengths else []
-    for line in [line for name, drafter in drafters.items() for line in drafter.length_notes(name, typed)]:
-        note(line)
-    size = (args.max_new_tokens, args.repeats, args.seed)
-    functions = functions or LoopFunctions(speculative_decode)
-    return RunConfig(setup, drafters, prompts, lengths, temperatures, *size, functions)
 
 
 def head(config: RunConfig) -> str:
@@ -191,17 +186,10 @@ class Output:
     def result(self, ending: str) -> Path:
         return self.args.out_dir / "results" / (self.name + ending)
 
-    def check(self) -> None:
-        """Raise a Problem where something that this run will write cannot be written."""
-        for ending in (".json", ".md"):
-            check_writable(self.result(ending), "--out-dir")
-        prepare_folder(self.plots, "--out-dir")
-
 
 def show(output: Output, record: Head, text: View, page: View, pictures: Sequence[Step]) -> None:
     """Write the record and its page, print the text, and draw the pictures where that can be done."""
     place, written = output.result(".json"), to_json(record)
     old = "; files of an earlier run are replaced, --name NAME keeps them" * place.exists()
-    files: list[Step] = [lambda: write_whole(place, written)]
-    files.append(lambda: write_whole(output.result(".md"), harmless(page())))
+    files = [lambda: write_whole(place, written), lambda: write_whole(output.result(".md"), harmless(page()))]
     write_all([*files, lambda: say(text()), *pictures], old)

@@ -1,8 +1,6 @@
-"""The two decoding scripts share this code around their loops: flags, loading, printing, and the speed. The loops are
-arguments: this module imports none.
+"""The two decoding scripts share this code around their loops, which are arguments: flags, loading, printing, speed.
 
-Where the terminal has colours, each token of a streamed text has that of its origin. All tokens without a colour are
-the target's own, too.
+Where the terminal has colours, each token of a streamed text has that of its origin.
 """
 
 import argparse
@@ -10,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from speclab.cli import flags, parsing
 from speclab.core.clock import old_objects_frozen
@@ -32,8 +31,7 @@ from speclab.system.terminal import harmless, note, wants_colour
 DRAFT_LENGTH = 4
 NEW_TEXT = f"--- new text {'-' * 54}"  # the line between a prompt and what the target makes of it
 LOSSY = (
-    "LOSSY: with --rule {rule} the text does not follow the target's distribution; how far it is off is measured by\n"
-    "python compare.py --rule {rule} --temperature {temperature:g}"
+    "LOSSY: with --rule {} the text does not follow the target's distribution; compare.py measures how far it is off"
 )
 ORIGINS = {  # the colour of each origin, and what it means
     "accepted": ("32", "drafted and kept"),
@@ -42,44 +40,46 @@ ORIGINS = {  # the colour of each origin, and what it means
 }
 
 
+@dataclass
+class Loaded:
+    """Decodings, ready to begin."""
+
+    setup: Setup
+    prompts: list[Prompt]
+    drafter: Drafter | None  # None: of the baseline
+    draft: str  # its name in tables and records
+    draft_length: int  # with -k auto the longest
+    settings: DecodeSettings
+    functions: LoopFunctions
+
+
 @reports_problems
 def run(
-    docstring: str,
-    argv: list[str] | None,
-    functions: LoopFunctions | None,
-    baseline: Loop,
-    speculative: Loop | None = None,
+    docstring: str, argv: list[str] | None, functions: LoopFunctions | None, baseline: Loop, speculative: Any = None
 ) -> int:
     """Run either script; without `speculative` it is the baseline.  -> exit code"""
     args = parse(docstring, argv, speculative is not None)
-    functions = functions or LoopFunctions(speculative or baseline)
-    if args.choice:
-        flags.check_rule(args, [args.temperature], [args.choice])
-        args.choice.check_greedy(args.temperature == 0)
-        if args.draft_length == parsing.AUTO:
-            args.choice.check_auto()
-        functions = functions.judged_by(rule_of(args.rule))
-    setup, prompts = flags.load(args)
-    eos = frozenset() if args.ignore_eos else setup.eos
-    settings = DecodeSettings(args.max_new_tokens, setup.sampling, eos, args.seed)
-    drafter, k = _begin(args, setup, prompts, settings, functions)
+    found = load(args, functions or LoopFunctions(speculative or baseline))
+    setup, drafter, k, functions = found.setup, found.drafter, found.draft_length, found.functions
+    if drafter and args.stream and wants_colour(sys.stdout):
+        print("colours " + "; ".join(f"{painted(name, name)}: {meaning}" for name, (_, meaning) in ORIGINS.items()))
     decoded, n_wrong = _Decoded(setup, args), 0
-    for prompt in prompts:
+    for prompt in found.prompts:
         ids = prompt.ids.to(setup.device)
         if drafter:
             if drafter.needs_text:
-                drafter.take_text(reference_text(functions.decode, setup.target, ids, k, settings))
+                drafter.take_text(reference_text(functions.decode, setup.target, ids, k, found.settings))
             drafter.forget()  # all prompts have the same random numbers: what one taught must not decide in another
-            rounds = functions.rounds(setup.target, functions.adapt(drafter, k), ids, k, settings)
+            rounds = functions.rounds(setup.target, functions.adapt(drafter, k), ids, k, found.settings)
         else:
-            rounds = baseline(setup.target, ids, settings, setup.chunk)
+            rounds = baseline(setup.target, ids, found.settings, setup.chunk)
         tokens = decoded.show(prompt, rounds)
-        n_wrong += not functions.is_right(setup, prompt, settings, tokens)
+        n_wrong += not functions.is_right(setup, prompt, found.settings, tokens)
     print(decoded.speed())
     if drafter:
-        print(report.counts_summary(decoded.counts, args.choice.branches))
+        print(report.counts_summary(decoded.counts, drafter.branches))
         if rule_of(args.rule).law:
-            print(LOSSY.format(rule=args.rule, temperature=args.temperature))
+            print(LOSSY.format(args.rule))
         n_passes, one_by_one = decoded.counts.n_rounds + decoded.counts.n_replays, decoded.counts.n_emitted
         print(f"\n{decoded.n_tokens} tokens in {n_passes} passes of the target; one by one it takes {one_by_one}")
     return int(n_wrong > 0)
@@ -97,42 +97,41 @@ def parse(docstring: str, argv: list[str] | None, speculative: bool) -> argparse
         lengths = f"tokens per draft, or auto: chosen in every round (default: {DRAFT_LENGTH})"
         group.add_argument("-k", "--draft-length", type=parsing.length_or_auto, metavar="K", help=lengths)
         flags.add_rule_flag(group)
-    args = parser.parse_args(argv)
-    args.choice = None
-    if speculative:
-        args.typed_length = args.draft_length  # None where -k is left out
-        args.draft_length = DRAFT_LENGTH if args.draft_length is None else args.draft_length
-        args.choice = registry.read(args.draft)
-    args.limit = 1 if args.limit is None else args.limit
-    return args
+    parser.set_defaults(limit=1)
+    return parser.parse_args(argv)
 
 
-def _begin(
-    args: argparse.Namespace, setup: Setup, prompts: list[Prompt], settings: DecodeSettings, functions: LoopFunctions
-) -> tuple[Drafter | None, int]:
-    """Make the draft, say what runs, and measure the costs that the draft chooses by.  -> the draft, its length"""
-    drafter = args.choice.make(setup, args.seed) if args.choice else None
+def load(args: argparse.Namespace, functions: LoopFunctions) -> Loaded:
+    """Load what the flags of a decoding ask for, and check it. Lines say what runs. Costs that a draft chooses by are
+    measured."""
+    choice, typed = registry.read(args.draft) if hasattr(args, "draft") else None, getattr(args, "draft_length", None)
+    if choice:
+        rule = getattr(args, "rule", flags.TOKEN)
+        flags.check_rule(rule, [args.temperature], [choice])
+        choice.check_greedy(args.temperature == 0)
+        if typed == parsing.AUTO:
+            choice.check_auto()
+        functions = functions.judged_by(rule_of(rule))
+    setup, prompts = flags.load(args)
+    eos = frozenset() if args.ignore_eos else setup.eos
+    settings = DecodeSettings(args.max_new_tokens, setup.sampling, eos, args.seed)
+    drafter = choice.make(setup, args.seed) if choice else None
     check_prompts(setup.target, [drafter] if drafter else [], prompts, args.max_new_tokens)
-    k, draft, notes = 0, [], []
+    name, k, said, notes = choice.name if choice else "", 0, [], []
     if drafter:
-        typed = [] if args.typed_length in (None, parsing.AUTO) else [args.typed_length]
-        notes = drafter.length_notes(args.choice.name, typed)
-        drafter, k, about = with_length(drafter, args.choice.name, setup, args.draft_length)
-        draft = [f"draft   {about}"]
+        notes = drafter.length_notes(name, [typed] if isinstance(typed, int) else [])
+        drafter, k, about = with_length(drafter, name, setup, DRAFT_LENGTH if typed is None else typed)
+        said = [f"draft   {about}"]
     chat = flags.describe_chat(prompts, setup.tokenizer)
-    note("\n".join([setup.describe(), *draft, *chat, *functions.head(), *notes]))
+    note("\n".join([setup.describe(), *said, *chat, *functions.head(), *notes]))
     if drafter and drafter.costs is not None:
         measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)
-    if drafter and args.stream and wants_colour(sys.stdout):
-        print("colours " + "; ".join(f"{painted(name, name)}: {meaning}" for name, (_, meaning) in ORIGINS.items()))
-    return drafter, k
+    return Loaded(setup, prompts, drafter, name, k, settings, functions)
 
 
 def with_length(drafter: Drafter, name: str, setup: Setup, asked: int | str) -> tuple[Drafter, int, str]:
     """Return the drafter as it drafts at this length, the length that it has, and what the head of a run says of both.
-
-    asked: a number of tokens, or auto: then it chooses in every round. name: the draft's, as it was typed.
-    """
+    asked: a number of tokens, or auto: then it chooses in every round."""
     about, auto = drafter.describe(name, setup.engine) or name, asked == parsing.AUTO
     drafter = drafter.with_draft(AutoLength) if auto else drafter
     [length] = drafter.lengths([LONGEST if auto else int(asked)])
@@ -151,8 +150,7 @@ class _Decoded:
 
     @old_objects_frozen()
     def show(self, prompt: Prompt, rounds: Iterator[Round]) -> list[int]:
-        """Print a prompt and its text: with --stream each piece as soon as it is known, else all at the end.  -> new
-        tokens"""
+        """Print a prompt and its text, with --stream piece by piece.  -> new tokens"""
         tokens: list[int] = []
         pieces, stream, held = self.setup.pieces(prompt), self.args.stream, ""
         colours = stream and wants_colour(sys.stdout)
@@ -171,7 +169,6 @@ class _Decoded:
         return tokens
 
     def _timed(self, rounds: Iterator[Round]) -> Iterator[Round]:
-        """Yield the rounds. Making them is timed; what is done with them is not."""
         start = time.perf_counter()
         for round_ in rounds:  # a round ends with its tokens on the host, so the device has nothing left to do
             self.n_tokens += len(round_.tokens)
@@ -189,7 +186,7 @@ class _Decoded:
 
 
 def parts(round_: Round) -> Iterator[tuple[str, list[int]]]:
-    """Yield the origins of a round's tokens, each with its tokens, in the order of the text; "" has no colour."""
+    """Yield the origins of a round's tokens, each with its tokens; "" has no colour."""
     accepted, own = round_.tokens[: round_.n_accepted], round_.tokens[round_.n_accepted :]
     if accepted:
         yield "accepted", accepted
@@ -202,7 +199,6 @@ def painted(text: str, origin: str) -> str:
 
 
 def prompt_heading(prompt: Prompt) -> str:
-    """Return a prompt, and the line after which its new text stands."""
     line_end = "" if prompt.text.endswith("\n") else "\n"
     return f"\n=== {prompt.kind} {'=' * 60}\n{prompt.text}{line_end}{NEW_TEXT}"
 

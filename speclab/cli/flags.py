@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from speclab.cli.parsing import at_least, plain_name, seed, some_name, some_path
+from speclab.cli.parsing import at_least, plain_name, seed, some_path
 from speclab.core.rules import all_rules, rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
@@ -21,7 +21,6 @@ from speclab.system.files import shown
 from speclab.system.paths import OUTPUT
 from speclab.system.terminal import note
 
-MOST_THREADS = 1024
 DEVICES, DTYPES = ("auto", "cpu", "cuda", "mps"), ("auto", "float32", "bfloat16")
 PLANS = ("auto", "balanced", "sequential")  # of the library, for the weights of a target
 DRAFT_HELP = "--draft help lists all kinds"
@@ -31,7 +30,6 @@ Group = argparse._ActionsContainer  # a parser, or a group of its flags
 
 
 def add_shared_flags(parser: argparse.ArgumentParser) -> None:
-    """Add models, device, prompts, length and randomness, in the same words for every script."""
     group = add_model_flags(parser)
     group.add_argument("--device-map", choices=PLANS, metavar="PLAN", help=f"spread the weights: {', '.join(PLANS)}")
     add_engine_flag(group)
@@ -41,12 +39,12 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
 def add_model_flags(parser: argparse.ArgumentParser) -> Group:  # for further flags of the machine
     group = parser.add_argument_group("models and machine")
     names = f"{', '.join(sources.usages())} or lab:SIZE, the lab's target padded, as in lab:200m"
-    group.add_argument("--target", type=some_name, default=LAB_TARGET, metavar="NAME", help=names)
+    group.add_argument("--target", default=LAB_TARGET, metavar="NAME", help=names)
     for flag, choices, auto in (("--device", DEVICES, "cuda, else cpu"), ("--dtype", DTYPES, "bfloat16 on cuda")):
         listed = f"{', '.join(choices)}; auto: {auto}"
         group.add_argument(flag, choices=choices, default="auto", metavar="NAME", help=listed)
     threads = "CPU threads (default: OMP_NUM_THREADS, else one per core)"
-    group.add_argument("--threads", type=at_least(1, MOST_THREADS), metavar="N", help=threads)
+    group.add_argument("--threads", type=at_least(1, 1024), metavar="N", help=threads)
     return group
 
 
@@ -60,9 +58,9 @@ def add_text_flags(parser: argparse.ArgumentParser) -> None:
     where = group.add_mutually_exclusive_group()
     where.add_argument("--prompt", action="append", metavar="TEXT", help="a text to continue; may be given again")
     given = "file of prompts with lines of %%%% between them; - for stdin"
-    where.add_argument("--prompts", type=some_name, metavar="FILE", help=given)
+    where.add_argument("--prompts", metavar="FILE", help=given)
     own = f"JSONL with prompts or chats, or the lab's own: {', '.join(LAB_TEXTS)}"
-    where.add_argument("--texts", type=some_name, metavar="FILE", help=own)
+    where.add_argument("--texts", metavar="FILE", help=own)
     group.add_argument("--limit", type=at_least(0), metavar="N", help="at most N of a kind of the lab's own; 0: all")
     chat = "use the chat template (default: if there is one and the prompt is typed)"
     group.add_argument("--chat", action=argparse.BooleanOptionalAction, help=chat)
@@ -75,7 +73,6 @@ def add_text_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_output_flags(group: Group) -> None:
-    """Add the flags that say where the record, the page and the pictures of a comparison go."""
     where = f"folder for results/ and plots/ (default: {shown(OUTPUT)})"
     group.add_argument("--out-dir", type=some_path, default=OUTPUT, metavar="DIR", help=where)
     name = "what names of this run's files begin with (default: local)"
@@ -97,8 +94,7 @@ def add_decoding_flags(parser: argparse.ArgumentParser) -> Group:  # for further
 
 
 def _or_help(table: Callable[[], str], read: Callable[[str], str]) -> Callable[[str], str]:
-    """Return an argparse type: a value, as `read` gives it; `help` prints a table of all values and ends the
-    program."""
+    """Return an argparse type: a value, as `read` gives it; `help` prints a table of all values and ends the run."""
 
     def parse(text: str) -> str:
         if text == "help":
@@ -115,8 +111,7 @@ def add_draft_flag(
     help: str = f"what drafts (default: %(default)s); {DRAFT_HELP}",
     besides: tuple[str, ...] = (),
 ) -> None:
-    """Add --draft, which takes what the table of drafts knows (speclab/drafts/registry.py), and the words of
-    `besides`."""
+    """Add --draft, which takes what the table of drafts knows, and the words of `besides`."""
     read = _or_help(registry.shown, lambda text: text if text in besides else registry.check_names(text))
     parser.add_argument("--draft", default=default, metavar="KIND", type=read, help=help)
 
@@ -130,23 +125,20 @@ def add_rule_flag(parser: Group) -> None:
     parser.add_argument("--rule", type=table, default=TOKEN, metavar="RULE", help=judged)
 
 
-def check_rule(args: argparse.Namespace, temperatures: list[float], choices: list[registry.Choice]) -> None:
-    """Raise UsageProblem where --rule does not fit a draft, or is a lossy one together with temperature 0, where it
-    keeps what every rule keeps."""
-    rule = rule_of(args.rule)
+def check_rule(name: str, temperatures: list[float], choices: list[registry.Choice]) -> None:
+    """Raise UsageProblem where a rule does not fit a draft, or is lossy with temperature 0, where all rules are one."""
+    rule = rule_of(name)
     if rule.chains_only:
-        registry.check_chains(f"--rule {args.rule}", choices)
+        registry.check_chains(f"--rule {name}", choices)
     if rule.law and 0 in temperatures:
-        raise UsageProblem(
-            f"--rule {args.rule} changes sampled text only: greedy decoding keeps the target's own tokens with every "
-            "rule; give --temperature above 0, for example 0.8"
-        )
+        raise UsageProblem(f"--rule {name} changes sampled text only; give --temperature above 0, for example 0.8")
 
 
 def with_defaults(args: argparse.Namespace, defaults: dict[str, Any]) -> argparse.Namespace:
-    """Return the arguments, with `defaults` wherever the command line gives none."""
+    """Return the arguments of a comparison, with `defaults` wherever the command line gives none."""
     given = {name: value for name, value in vars(args).items() if value is not None}
-    return argparse.Namespace(**vars(args) | defaults | given)
+    usual = {"rule": TOKEN, "auto": False, "has_typed_lengths": args.draft_length is not None}
+    return argparse.Namespace(**usual | vars(args) | defaults | given)
 
 
 def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Setup, list[Prompt]]:
@@ -177,9 +169,7 @@ def setup_from(
 ) -> Setup:
     """Load target, tokenizer and machine from the shared flags. tokenizer: the target's, where it is loaded already."""
     if args.device_map and sizes.is_lab_size(args.target):
-        raise UsageProblem(
-            f"--device-map is for folders and hub names; {args.target} is made on one device; leave it out"
-        )
+        raise UsageProblem(f"{args.target} is made on one device; leave out --device-map")
     where = (args.device, args.dtype, args.engine, args.threads)
     return load_setup(args.target, sampling_from(args, temperature), *where, tokenizer, args.device_map)
 
@@ -200,7 +190,6 @@ def read_prompts(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -
 
 def describe_chat(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return a line of a run's head where the tokenizer has a chat template: whether the prompts are in it."""
-    said = "off: the prompt is continued as it is; --chat puts it into the tokenizer's chat template"
-    if prompts[0].chat:
-        said = "on: the prompt is in the tokenizer's chat template; --no-chat continues the bare text"
-    return [f"chat    {said}"] if tokenizer.chat_template else []
+    on = "on: the prompt is in the tokenizer's chat template; --no-chat continues the bare text"
+    off = "off: the prompt is continued as it is; --chat puts it into the tokenizer's chat template"
+    return [f"chat    {on if prompts[0].chat else off}"] if tokenizer.chat_template else []

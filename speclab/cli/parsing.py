@@ -3,13 +3,11 @@
 import argparse
 import difflib
 import functools
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn
 
 from speclab.system.errors import UsageProblem
 
-DASH = Path("-")  # in place of a file: the terminal
 AUTO = "auto"  # of -k: the length is chosen in every round
 LARGEST = 256  # of the numbers in a list; every draft length up to the longest is calibrated
 LARGEST_SEED = 2**32 - 1  # with room for the numbers that are made from it: PyTorch takes 64 bits
@@ -22,16 +20,14 @@ class Help(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=26, width=100)
 
     def add_usage(self, usage: str | None, actions: Any, groups: Any, prefix: str | None = None) -> None:
-        """The usage names what has to stand at a place of its own; flags are listed below it."""
         places = [self._format_args(action, action.dest) for action in actions if not action.option_strings]
         super().add_usage(" ".join(["%(prog)s", "[options]", *places]), actions, groups, prefix)
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with one-line errors."""
+    """argparse with one-line errors, which name the flag that an unknown one is nearly."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageProblem, which is shown as one line. An unknown flag that is nearly one of these names it."""
         unknown = message.partition("unrecognized arguments: ")[2].split(" ")[0].partition("=")[0]
         near = difflib.get_close_matches(unknown, self._option_string_actions, 1, 0.8)
         meant = f"; did you mean {near[0]}?" if near else ""
@@ -39,18 +35,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser(docstring: str, prog: str | None = None) -> Parser:
-    """Return a parser whose help is the script's docstring, examples included.
-
-    prog: how the script is called, where that is not its file's name.
-    """
+    """Return a parser whose help is the docstring. prog: how it is called, where that is not its file's name."""
     parser = Parser(prog=prog, description=docstring, formatter_class=Help, add_help=False)
     parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)  # who reads the help knows it
     return parser
-
-
-def subcommand(words: list[str], names: Collection[str]) -> tuple[str, list[str]]:
-    """Return the first word where it is one of these names, "" where it is none, and the words that follow."""
-    return (words[0], words[1:]) if words and words[0] in names else ("", words)
 
 
 def number(kind: type, smallest: float, largest: float = 2**31 - 1):
@@ -73,15 +61,11 @@ at_least = functools.partial(number, int)
 seed, positive = at_least(0, LARGEST_SEED), number(float, 1e-9)
 
 
-def some_name(text: str) -> str:
-    """Read a word that is not empty, as an unset variable would leave it."""
+def some_path(text: str) -> Path:
+    """Read a path that is not empty, as an unset variable would leave it."""
     if not text.strip():
         raise argparse.ArgumentTypeError("it is empty, give a name")
-    return text
-
-
-def some_path(text: str) -> Path:
-    return Path(some_name(text))
+    return Path(text)
 
 
 def plain_name(text: str) -> str:
@@ -96,10 +80,7 @@ def length_or_auto(text: str) -> int | str:
 
 
 def lengths(text: str, flag: str) -> tuple[list[int], bool]:
-    """Read draft lengths with commas between them; `auto` may stand among them or alone.
-
-    -> sorted numbers, whether auto is there
-    """
+    """Read draft lengths with commas between them; `auto` may be one.  -> sorted numbers, whether auto is there"""
     words = [word.strip() for word in text.split(",")]
     others = [word for word in words if word != AUTO]
     return numbers(",".join(others), int, 0, flag) if others else [], AUTO in words

@@ -18,14 +18,10 @@ def synchronize(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
-_free_events: dict[torch.device, list[Any]] = {}  # making one takes longer than queueing it
-
-
 def mark(device: torch.device) -> Any:
     """Mark a moment in the work of the device: on CUDA an event is queued, and nothing waits; elsewhere all does."""
     if device.type == "cuda":
-        free = _free_events.get(device)
-        event = free.pop() if free else torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
     synchronize(device)
@@ -40,19 +36,10 @@ def seconds_between(start: Any, end: Any) -> float:
     return start.elapsed_time(end) / 1e3
 
 
-def give_back(device: torch.device, marks: list[Any]) -> None:
-    """Let later marks of this device use the events of these, which nobody reads any more."""
-    if device.type == "cuda":
-        _free_events.setdefault(device, []).extend(marks)
-
-
 @contextlib.contextmanager
 def old_objects_frozen() -> Iterator[None]:
-    """Keep Python's garbage collector from checking objects that exist already: libraries, models, their graphs.
-
-    Checking all of them takes as long as decoding a short text, and would fall into the times of the loops that keep
-    the most new ones: lookups and `-k auto`. Whoever freezes first lets the collector see them again.
-    """
+    """Keep Python's garbage collector from checking objects that exist already, as libraries and models: that takes as
+    long as decoding a short text, and would fall into the times. Whoever freezes first lets it see them again."""
     is_first = gc.get_freeze_count() == 0
     gc.collect(1)  # what has just become garbage would stay in memory
     gc.freeze()

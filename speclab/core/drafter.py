@@ -5,6 +5,7 @@ Nobody asks which kind a drafter is.
 """
 
 import copy
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,8 +21,7 @@ from speclab.core.sampling import GREEDY, Sampling
 class Drafter:
     """Proposes tokens for one row of text. Its state is its own; the loop tells it what was committed.
 
-    What follows describes a drafter that drafts by itself. Where a drafter is made of others, its `parts` have it.
-    """
+    What follows describes one that drafts by itself. Where a drafter is made of others, its `parts` have it."""
 
     is_model = False  # it is a draft model with the target's ids
     draws = False  # its tokens are drawn from probabilities when sampling; else they are certain
@@ -40,15 +40,12 @@ class Drafter:
         raise NotImplementedError
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """Propose tokens after everything committed, so that at most `k` of them can be accepted.
-
-        uniforms: (1, n) in [0, 1) with n >= k. A draft has at most n tokens.
-        """
+        """Propose tokens after everything committed, so that at most `k` of them can be accepted. uniforms: (1, n) in
+        [0, 1) with n >= k; a draft has at most n tokens."""
         raise NotImplementedError
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Take in what the round made final: `n_accepted` proposals were kept, and `committed` holds these ids and
-        one of the target's."""
+        """Take in what the round made final: `committed` holds `n_accepted` proposed ids and one of the target's."""
         raise NotImplementedError
 
     @property
@@ -71,13 +68,12 @@ class Drafter:
         return change(self)
 
     def pass_widths(self, most: int) -> set[int]:
-        """Return the powers of two up to which the passes of its models have tokens, for drafts of up to `most` tokens:
-        a model catches up with one token or two, after rounds without a draft with at most four."""
+        """Return the powers of two up to which passes of its models have tokens, for drafts of up to `most` tokens: a
+        model catches up with one token or two, after rounds without a draft with at most four."""
         return {2, 4}
 
     def as_drafted(self, chain: Draft) -> Draft:
-        """Turn the tokens of a chain into a draft of the kind that it makes, which is recorded for a GPU before a
-        run."""
+        """Turn a chain into a draft of the kind that it makes, which is recorded for a GPU before a run."""
         return chain
 
     def forget(self) -> None:
@@ -87,13 +83,8 @@ class Drafter:
         """Take the greedy text of the prompt that comes next."""
 
     def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
-        """Return the law of its proposals along `text` after `prompt`, in drafts of up to k tokens.
-
-        target: a CachedModel. Here a copy of the drafter is led along the text; a drafter that draws its tokens
-        overrides this.
-        """
-        if self.draws:
-            raise TypeError(f"no distribution is known of a {type(self).__name__}")
+        """Return the law of its proposals along `text` after `prompt`, in drafts of up to k tokens. target: a
+        CachedModel. Here a copy is led along the text; a drafter that draws its tokens overrides this."""
         led, proposals = copy.deepcopy(self), []
         led.prefill(target, torch.tensor([prompt]), GREEDY)
         lengths = (k,) if self.shorter_is_beginning else range(k + 1)
@@ -103,8 +94,7 @@ class Drafter:
         return CertainLaw(proposals, target.vocab_size)
 
     def own_rates(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling) -> dict[str, float]:
-        """Return the draft's own shares by the head of their columns (COLUMNS of speclab/records/rows.py), each a sum
-        over the places of the decoded tokens without the first."""
+        """Return sums over the decoded tokens, without the first, by the heads of COLUMNS (speclab/records/rows.py)."""
         return {}
 
     def described(self, round_: Round) -> Round:
@@ -116,8 +106,7 @@ class Drafter:
         return None
 
     def lengths(self, asked: list[int]) -> list[int]:
-        """Return the numbers of tokens of a draft: an entry for each length in `asked`, or one entry where these have
-        no effect."""
+        """Return how many tokens its drafts have for each length in `asked`; one entry where these have no effect."""
         return asked
 
     def length_notes(self, name: str, asked: list[int]) -> list[str]:
@@ -130,42 +119,19 @@ class Drafter:
 
 
 class Wrapper(Drafter):
-    """A drafter around another one, `drafter`, which makes its drafts or some of them."""
+    """A drafter around another one, `drafter`, which makes its drafts or some of them, and answers for it."""
 
     drafter: Drafter
-
-    @property
-    def parts(self) -> tuple[Drafter, ...]:
-        return self.drafter.parts
-
-    @property
-    def models(self) -> tuple[Any, ...]:
-        return self.drafter.models
-
-    @property
-    def room(self) -> int:
-        return self.drafter.room
-
-    def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
-        return self.drafter.law(target, prompt, text, sampling, k)
-
-    def as_drafted(self, chain: Draft) -> Draft:
-        return self.drafter.as_drafted(chain)
-
-    def described(self, round_: Round) -> Round:
-        return self.drafter.described(round_)
-
-    def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
-        return self.drafter.check_prompts(prompts, max_new_tokens)
+    parts, models, room, law, as_drafted, described, check_prompts = (
+        property(operator.attrgetter(f"drafter.{name}"))
+        for name in ("parts", "models", "room", "law", "as_drafted", "described", "check_prompts")
+    )
 
 
 class Lookup(Drafter):
-    """A drafter that copies from the text: what it proposes is certain, and follows from the text alone.
+    """A drafter that copies from the text: what it proposes is certain, and follows from the text alone."""
 
-    matched: tokens of the match that the last lookup found; a hybrid trusts long matches more.
-    """
-
-    matched = 0
+    matched = 0  # tokens of the match that the last lookup found; a hybrid trusts long matches more
 
     def lookup(self, k: int) -> list[int]:
         """Return at most k ids that may follow the text. Nothing but `matched` changes."""

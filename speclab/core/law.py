@@ -25,8 +25,8 @@ class Law:
         self.rows, self.sizes = rows, sizes
 
     def accept_probs(self, target_probs: Callable[[], Tensor], text: Sequence[int]) -> list[Sequence[float]]:
-        """Return the probability that each proposed token is accepted, given that those before it were; a row for each
-        of n beginnings. target_probs: gives the target's distributions at the text's places, (n, vocab)."""
+        """Return the probability that each proposed token is accepted, given that those before it were: a row for each
+        of n beginnings. target_probs: gives the target's distributions along the text, (n, vocab)."""
         n, ids = len(text), torch.tensor(text, dtype=torch.long)[:, None]
         by_target = target_probs().gather(1, ids)[:, 0].double()  # (n,)
         found: list[list[float]] = [[] for _ in text]
@@ -56,8 +56,7 @@ class CertainLaw(Law):
         def right(start: int, tokens: Sequence[int]) -> list[float]:
             return [float(token == own) for token, own in zip(tokens, text[start:], strict=False)]
 
-        rows = [[right(start, tokens) for tokens in drafts] for start, drafts in enumerate(self._proposals)]
-        return [ByLength(by_length) if len(by_length) > 1 else by_length[0] for by_length in rows]
+        return [ByLength([right(n, tokens) for tokens in drafts]) for n, drafts in enumerate(self._proposals)]
 
     def drawn_from(self, places: Sequence[Place]) -> Tensor:
         rows = torch.zeros(len(places), self._vocab_size)
@@ -70,14 +69,12 @@ class CertainLaw(Law):
 
 
 class ByLength(list[float]):
-    """The acceptance of a draft whose proposal of fewer tokens is not the beginning of a longer one.
-
-    rows: that of proposals of at most 0, 1, … tokens. `row[:n]` is the one for n, the row itself the longest.
-    """
+    """The acceptance of proposals of at most 0, 1, … tokens, or of the longest alone: `row[:n]` is the one for n."""
 
     def __init__(self, rows: Sequence[Sequence[float]]):
         super().__init__(rows[-1])
         self.rows = rows
 
     def __getitem__(self, place: Any) -> Any:
-        return self.rows[place.stop] if isinstance(place, slice) else super().__getitem__(place)
+        by_length = isinstance(place, slice) and len(self.rows) > 1
+        return self.rows[place.stop] if by_length else super().__getitem__(place)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from speclab.core.sampling import GREEDY, Sampling, on_host, to_host
+from speclab.core.sampling import GREEDY, Sampling, to_host
 
 Target = Any  # what drafts and drafters are given: a CachedModel (speclab/models/cached.py), or a row of a batch
 
@@ -37,9 +37,7 @@ class AcceptResult(NamedTuple):
 @dataclass(frozen=True)
 class Draft:
     """Proposed tokens, batch first, on the target's device: a chain, in which each token follows the one before it.
-
-    A kind of draft that the target reads in another way is a subclass with fields of its own.
-    """
+    What the target reads in another way is a subclass."""
 
     tokens: Tensor  # (batch, n) ids
     size: Tensor  # (batch,) the first so many tokens of a row are drafted, the others are padding
@@ -65,10 +63,6 @@ class Draft:
 
     def matching(self, own: Tensor) -> AcceptResult:
         """Keep drafted tokens as long as each is the target's own.  own: (batch, n + 1), its choice in every row."""
-        if on_host(own) and len(own) == 1:
-            pairs = zip(self.tokens[0, : int(self.size)].tolist(), own[0].tolist(), strict=False)
-            n = next((i for i, (drafted, right) in enumerate(pairs) if drafted != right), int(self.size))
-            return AcceptResult(torch.tensor([n]), own[:, n])
         n_accepted = n_leading(self.tokens == own[:, :-1], self.size)
         return AcceptResult(n_accepted, own.gather(-1, n_accepted[:, None])[:, 0])
 
@@ -97,7 +91,6 @@ class Decided(NamedTuple):
 
 
 def fetch(draft: Draft, result: AcceptResult) -> Decided:
-    """As `fetch_rows`, for a batch of one."""
     return fetch_rows(draft, result)[0]
 
 
@@ -137,17 +130,11 @@ class Round(NamedTuple):
 
     @classmethod
     def committing(
-        cls,
-        tokens: list[int],
-        n_new: int,
-        settings: DecodeSettings,
-        n_drafted: int = 0,
-        n_accepted: int = 0,
-        n_rejected: int = 0,
-        prefill: bool = False,
+        cls, tokens: list[int], n_new: int, settings: DecodeSettings, *counts: int, prefill: bool = False
     ) -> "Round":
-        """Return the round that commits `tokens`, after which the text has `n_new` new ones. What follows an end token
-        is dropped: it is counted in `n_after_eos` alone."""
+        """Return the round that commits `tokens`, after which the text has `n_new` new ones. counts: drafted, accepted,
+        rejected. What follows an end token is dropped: it is counted in `n_after_eos` alone."""
+        n_drafted, n_accepted, n_rejected = counts or (0, 0, 0)
         if n_new > settings.max_new_tokens:
             raise RuntimeError(f"{n_new} new tokens: the drafter proposed more than it was asked for")
         n_after_eos = 0

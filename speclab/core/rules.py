@@ -34,23 +34,14 @@ class Listed(NamedTuple):
 
     usage: str  # NAME, or NAME:ARGUMENT and which arguments there are
     line: str
-    made_from: Any
-    """The rule; or a function of the argument, which raises ValueError for a wrong one; or "module:name" of either."""
+    made_from: Any  # the rule; a function of the argument, with ValueError for a wrong one; or "module:name" of either
 
 
 TOKEN = Rule("token", accept_from_logits, "drafted tokens are judged one by one", chains_only=False)
-RULES = {"token": Listed("token", TOKEN.line, TOKEN)}
-
-
-def add_rule(name: str, made_from: Any, line: str, arguments: str = "") -> None:
-    """The register.py of an extension calls this; made_from: as `Listed` has it."""
-    if name in RULES:
-        raise ValueError(f"two rules are called {name}")
-    RULES[name] = Listed(name + arguments, line, made_from)
+RULES = {"token": Listed("token", TOKEN.line, TOKEN)}  # by name; the register.py of an extension adds its own
 
 
 def all_rules() -> dict[str, Listed]:
-    """Those of extensions are among them."""
     extensions.load()
     return RULES
 

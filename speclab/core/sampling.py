@@ -8,25 +8,21 @@ Two decisions make them, and the accept rule (speclab/core/accept.py), provable:
   of its uniforms, and the tests enumerate it exactly (`tests/test_exact.py`).
 
 Logits that are not finite become the token `NOT_FINITE`, which the decoders notice on the host with the tokens that
-they fetch anyway; a draft carries a mark of its own for that (`Draft.faults`).
+they fetch anyway (`Draft.faults` marks a draft's).
 """
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-import numpy
 import torch
 from torch import Tensor
 
-from speclab.system.errors import EnvironmentProblem, setting
+from speclab.system.errors import EnvironmentProblem
 
 Function = TypeVar("Function", bound=Callable)
 ON_GRAPHS: dict[str, Callable] = {}  # by the type of a device: what makes a pure function run there as graphs
-LOOKED_AT = {"cpu"}  # devices whose numbers the host sees without waiting; tests of what a GPU does leave it empty
-MANY = 2**14  # logits of a row, from which on NumPy finds the largest sooner: it compares many with one instruction
 NOT_FINITE = -1  # in place of a token: the distribution it should come from has NaN or infinite entries
 
 
@@ -98,8 +94,7 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def graphed(function: Function) -> Function:
-    """Return a pure function whose first argument is a tensor: on a GPU it runs as CUDA graphs
-    (speclab/engines/cuda/graphs.py)."""
+    """Let a pure function whose first argument is a tensor run as CUDA graphs on a GPU (engines/cuda/graphs.py)."""
 
     @functools.wraps(function)
     def call(first: Tensor, *args: Any) -> Any:
@@ -140,23 +135,8 @@ def probability(logits: Tensor, drawn: Drawn) -> float:
 
 def most_probable(logits: Tensor) -> Tensor:
     """Return the ids (...) of the largest of (..., vocab) logits, NOT_FINITE where that is infinite or no number."""
-    highest, token = largest(logits)
-    if on_host(highest) and all(map(math.isfinite, highest.flatten().tolist())):
-        return token
-    # highest - highest is NaN where highest is not finite.
-    return token.masked_fill(highest - highest != 0, NOT_FINITE)
-
-
-def largest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest of (..., vocab) logits and their ids, (...) each; among equals the first."""
-    if on_host(logits) and logits.shape[-1] > MANY and logits.dtype in (torch.float32, torch.float64):
-        return logits.amax(-1), torch.from_numpy(numpy.asarray(logits.detach().numpy().argmax(-1)))
-    return logits.max(-1)
-
-
-def on_host(tensor: Tensor) -> bool:
-    """Tell whether the host can look at the numbers without waiting. Then a look takes less time than a kernel."""
-    return tensor.device.type in LOOKED_AT
+    highest, token = logits.max(-1)
+    return token.masked_fill(~highest.isfinite(), NOT_FINITE)
 
 
 def uniforms(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
@@ -177,6 +157,6 @@ def to_host(tokens: Tensor) -> list[int]:
     if NOT_FINITE in ids:
         raise EnvironmentProblem(
             "the target or its draft returned logits that are not finite (NaN or infinity); try "
-            f"{setting('dtype', 'float32')}, and if that does not help the weights are damaged"
+            "--dtype float32, and if that does not help the weights are damaged"
         )
     return ids

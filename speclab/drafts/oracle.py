@@ -17,11 +17,11 @@ from speclab.core.drafter import Drafter, Wrapper
 from speclab.core.law import Law
 from speclab.core.rounds import DecodeSettings, Draft, Round, Target, tokens_of
 from speclab.core.sampling import Sampling
-from speclab.system.errors import UsageProblem, setting
+from speclab.system.errors import UsageProblem
 
 
 def needs_greedy() -> str:
-    return f"the dial replays greedy output; use {setting('temperature', 0)}"
+    return "the dial replays greedy output; use --temperature 0"
 
 
 class ConstantDrafter(Drafter):

@@ -2,7 +2,7 @@
 
 `Family` itself stands for the models that the lab decodes without any extension: a decoder alone, whose layers keep
 keys and values of each token, so that a rollback drops the last ones. An extension adds a family that has other passes,
-another cache or another room: a subclass, named in its register.py by `extensions.add_family`. What no family claims is
+another cache or another room: a subclass, named by its register.py in `extensions.FAMILIES`. What no family claims is
 treated as a decoder alone, and speclab/models/checking/checks.py proves whether it is one.
 """
 

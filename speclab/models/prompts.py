@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic_core import from_json
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from speclab.models.names import LAB_TEXTS, PROMPTS
 from speclab.system import files
-from speclab.system.errors import EnvironmentProblem, UsageProblem, first_line, setting
+from speclab.system.errors import EnvironmentProblem, UsageProblem, first_line
 from speclab.system.terminal import harmless
 
 KINDS = ("code", "prose", "copy")
@@ -82,7 +83,7 @@ def utf_8(name: str, problem: str, way_out: str, place: Path | None = None) -> s
         elif sys.stdin is None:
             raise OSError(errno.EBADF, "standard input is closed")
         else:
-            found = files.at_most(sys.stdin.buffer.read(LARGEST_FILE + 1), LARGEST_FILE)
+            found = sys.stdin.buffer.read(LARGEST_FILE)
         return found.decode("utf-8-sig")  # a byte order mark is no part of a text
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or bytes that are not UTF-8
         undecodable = isinstance(error, UnicodeDecodeError)
@@ -95,7 +96,7 @@ def from_arguments(arguments: list[str]) -> list[tuple[str, str]]:
     try:
         return [("prompt", os.fsencode(argument).decode("utf-8")) for argument in arguments]
     except UnicodeError:
-        advice = f"save it as UTF-8 and use {setting('prompts', 'FILE')}"
+        advice = "save it as UTF-8 and use --prompts FILE"
         raise UsageProblem(f"a prompt is not UTF-8 text; {advice}") from None
 
 
@@ -112,7 +113,7 @@ def read_texts(name: str) -> list[tuple[str, Messages]]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                texts.append(_text(files.parse_json(line), stem))
+                texts.append(_text(from_json(line), stem))
             except ValueError as error:
                 raise UsageProblem(
                     f"line {number} of {name}: {str(error)[:200]}; give lines such as "
@@ -187,15 +188,15 @@ def chats_ids(chats: list[Messages], tokenizer: PreTrainedTokenizerBase) -> list
     template, and EnvironmentProblem where it cannot be used."""
     if not tokenizer.chat_template:
         raise UsageProblem(
-            f"the target's tokenizer has no chat template; give bare texts without {setting('chat')} and "
-            f"{setting('texts')}, or choose a model with one"
+            "the target's tokenizer has no chat template; give bare texts without --chat and "
+            "--texts, or choose a model with one"
         )
     try:
         made = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
     except Exception as error:  # a template is a program, and may raise anything
         raise EnvironmentProblem(
             f"the chat template of the target's tokenizer cannot be used: {type(error).__name__}: {first_line(error)}; "
-            f"use {setting('no_chat')}, or correct the template"
+            f"use --no-chat, or correct the template"
         ) from None
     return [_ids(tokenizer, str(text), special=False) for text in made]  # the template has written those already
 

@@ -7,9 +7,11 @@ import contextlib
 import datetime
 import functools
 import hashlib
+import importlib.metadata
 import json
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +19,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
-import transformers
 from pydantic import TypeAdapter
 
 from speclab.records.rows import Amount, Count, Decoded, Facts, Noise, RecordPart, Row, as_written
@@ -28,13 +29,11 @@ from speclab.system.paths import IS_CLONE, ROOT
 
 SCHEMA_VERSION = 2
 LARGEST = 16 * 2**20  # bytes of a record; the longest of all runs here has half a million
-COMMIT = "SPECLAB_COMMIT"  # names the commit where there is no git
-GPU_STATE = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,temperature.gpu"
 
 
 @dataclass(kw_only=True)
 class Head(RecordPart):
-    """The part of every record that says what ran, where and how. machine, versions: of `when_and_where`."""
+    """The part of every record that says what ran, where and how: `when_and_where`, and settings."""
 
     schema_version: int
     created: str
@@ -73,7 +72,6 @@ Record = TypeVar("Record")
 
 
 def when_and_where(device: torch.device) -> Facts:
-    """Return the fields of every record that say when, on which machine and with which libraries it was made."""
     created = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ")
     return {"created": created, "machine": machine(device), "versions": versions()}
 
@@ -92,26 +90,13 @@ def machine(device: torch.device) -> Facts:
     }
     if device.type == "cpu":  # whether other work used the cores before the run, and the load of the minute before
         found["probe"] = {"free": cores.busy() is None, "load": cores.AT_START}
-    if device.type == "cuda":
-        found["gpu_state"] = _gpu_state() | {"cudnn_attention": torch.backends.cuda.cudnn_sdp_enabled()}
     return found
-
-
-def _gpu_state() -> Facts:
-    """Return the state of the GPU at this moment; entries that nvidia-smi does not tell are left out."""
-    answer: list[str] = []
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        words = ["nvidia-smi", f"--query-gpu={GPU_STATE}", "--format=csv,noheader"]
-        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=10)
-        answer = done.stdout.splitlines()[0].split(", ")
-    return dict(zip(GPU_STATE.split(","), answer, strict=False))
 
 
 def _cpu_name() -> str:
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+        if named := re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return named[1]
     return platform.processor() or platform.machine()
 
 
@@ -122,10 +107,8 @@ def versions() -> Facts:
             commit = _git("rev-parse", "HEAD")
             # Records and pictures of earlier runs are no part of what ran.
             dirty = bool(_git("status", "--porcelain", "-uno", "--", ".", ":(exclude)results", ":(exclude)plots"))
-    libraries = {"python": platform.python_version(), "torch": torch.__version__}
-    libraries["transformers"] = transformers.__version__
-    # A copy without its history names the commit by a variable.
-    return libraries | {"commit": commit or os.environ.get(COMMIT), "uncommitted_changes": dirty}
+    libraries = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
+    return {"python": platform.python_version()} | libraries | {"commit": commit, "uncommitted_changes": dirty}
 
 
 def _git(*words: str) -> str:
@@ -134,23 +117,17 @@ def _git(*words: str) -> str:
 
 
 def prompt_settings(prompts: list[str]) -> Facts:
-    """Return the settings of every record that say which prompts were decoded: two runs with the same short hash
-    decoded the same texts."""
+    """Return the settings that say which prompts were decoded: runs with the same short hash decoded the same texts."""
     sha256 = hashlib.sha256("\0".join(prompts).encode()).hexdigest()[:16]
     return {"n_prompts": len(prompts), "prompts_sha256": sha256}
-
-
-# --- writing and reading ----------------------------------------------------------------------------------------------
 
 
 _adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 
 
 def as_dict(part: RecordPart) -> Facts:
-    """Return a record, or a part of one, as plain JSON with seven digits. A field with its default is left out.
-
-    Raises ValueError where a number is not finite.
-    """
+    """Return a record, or a part of one, as plain JSON with seven digits. A field with its default is left out. Raises
+    ValueError where a number is not finite."""
     plain = _adapter(type(part)).dump_python(part, mode="json", exclude_defaults=True)
     return json.loads(json.dumps(plain, allow_nan=False), parse_float=as_written)
 
@@ -165,15 +142,11 @@ def to_json(record: Head) -> str:
 
 
 def read(path: Path, kind: type[Record]) -> Record:
-    """Return a record from disk, checked. kind: ComparisonRun, the class of an extension or a benchmark, or dict.
-
-    Raises EnvironmentProblem where it is no such record.
-    """
+    """Return a record from disk, checked. kind: its class, or dict. Raises EnvironmentProblem where it is no such
+    record."""
     try:
         return _adapter(kind).validate_json(read_bytes(path, LARGEST))
     except (OSError, ValueError, RecursionError) as error:
         why = " ".join((getattr(error, "strerror", None) or str(error)).split())
-        raise EnvironmentProblem(
-            f"{shown(path)} is no record that can be read here: {why[:200]}; give a record that a command of the lab "
-            "wrote, or run that command again"
-        ) from None
+        advice = "give a record that a command of the lab wrote, or run that command again"
+        raise EnvironmentProblem(f"{shown(path)} is no record that can be read here: {why[:200]}; {advice}") from None

@@ -1,8 +1,7 @@
 """Three forms of what was measured: Round -> Decoded -> Row.
 
-A loop yields rounds (speclab/core/rounds.py). What one arm did with one prompt is a `Decoded`, its seconds and the
-counts of each round; a record keeps all of them as `raw`. Rows are computed from these and from nothing else, by
-speclab/lab/rows.py: in the run, and from its record once more.
+A loop yields rounds. What one arm did with one prompt is a `Decoded`, which a record keeps as `raw`. Rows are computed
+from these and from nothing else, by speclab/lab/rows.py: in the run, and from its record once more.
 """
 
 from collections.abc import Sequence
@@ -28,9 +27,9 @@ def as_written(number: float | str) -> float:
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to decode. `method` is "baseline", "generate" or a draft kind."""
+    """One way to decode."""
 
-    method: str
+    method: str  # "baseline", "generate" or a draft kind
     draft: str = ""  # name of the draft, as the user may type it; the baseline has none
     draft_length: int = 0  # where it is chosen in every round: the longest
     auto: bool = field(default=False, compare=False)  # whether the length is chosen in every round
@@ -50,8 +49,8 @@ INSTRUMENT = "instrument"  # method of the decodings whose phases are timed; no 
 
 
 class RecordPart:
-    """Base of all that records are made of. When one is read, entries that its class does not have are ignored, since
-    older records have more; other types and infinities are refused."""
+    """Base of all that records are made of. Entries that its class does not have are ignored, since older records have
+    more; other types and infinities are refused."""
 
     __pydantic_config__ = {"extra": "ignore", "strict": True, "allow_inf_nan": False}  # noqa: RUF012 - pydantic's form
 
@@ -83,22 +82,17 @@ SUMS = ("n_rounds", "n_drafted", "n_accepted", "n_rejected", "n_emitted")
 
 
 class RoundCounts(NamedTuple):
-    """A round's counts. looked_up: a hybrid's lookup drafted, not its model."""
+    """A round's counts."""
 
     n_drafted: int
     n_accepted: int
-    looked_up: bool = False
-
-
-Rounds = Sequence[RoundCounts]
+    looked_up: bool = False  # a hybrid's lookup drafted, not its model
 
 
 @dataclass(kw_only=True)
 class Decoded(ArmCounts):
-    """What one arm did with one prompt at one temperature. The lists have one entry for each repeat.
-
-    The seconds have the digits that a record writes, so that rows can be computed again to the last digit.
-    """
+    """What one arm did with one prompt at one temperature. The lists have one entry for each repeat. The seconds have
+    the digits that a record writes, so that rows can be computed again to the last digit."""
 
     prompt_index: Count
     n_prompt: Count  # tokens
@@ -116,11 +110,10 @@ class Decoded(ArmCounts):
     def begin(cls, arm: Arm, temperature: float, prompt_index: int, prompt_kind: str, n_prompt: int) -> "Decoded":
         its: Facts = {"method": arm.method, "draft": arm.draft or None, "draft_length": arm.draft_length}
         its |= {"branches": arm.branches or None, "temperature": temperature, "prompt_kind": prompt_kind}
-        its |= dict.fromkeys(SUMS, 0)
-        return cls(**its, prompt_index=prompt_index, n_prompt=n_prompt)
+        return cls(**its, **dict.fromkeys(SUMS, 0), prompt_index=prompt_index, n_prompt=n_prompt)
 
     def add(
-        self, prefill: float, decode: float, tokens: list[int], counts: Counts | None = None, rounds: Rounds = ()
+        self, prefill: float, decode: float, tokens: list[int], counts: Counts | None = None, rounds: Sequence = ()
     ) -> None:
         """Book one more repeat; without `counts` it made one pass for every token."""
         self.prefill_seconds.append(as_written(prefill))

@@ -3,17 +3,8 @@
 import os
 
 SHARE = 0.5  # of the cores in use by other work, from which on times may be rough
-
-
-def load() -> float | None:
-    """Return the load average of the last minute; None where the system has none."""
-    try:
-        return os.getloadavg()[0]
-    except (AttributeError, OSError):  # no such thing on Windows
-        return None
-
-
-AT_START = load()  # before this program has done any work of its own
+# Of the last minute, before this program has done any work of its own; Windows has none.
+AT_START: float | None = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 def complaint(average: float | None, n_cores: int) -> str | None:
@@ -24,5 +15,4 @@ def complaint(average: float | None, n_cores: int) -> str | None:
 
 
 def busy() -> str | None:
-    """Return one line where other work used this machine's cores when the program began, else None."""
     return complaint(AT_START, os.cpu_count() or 1)

@@ -119,16 +119,6 @@ def test_names_that_are_no_text_in_an_encoding_that_knows_little(folder):
     assert (process.returncode, out) == (2, b"")
 
 
-@pytest.mark.full
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_behind_standard_output_and_no_standard_input(folder):
-    process = started(folder, f"{PLAIN} --prompt x", "> /dev/full <&-")
-    _, err = process.communicate()
-    assert process.returncode == 3
-    is_one_line(err.decode().splitlines(keepends=True)[-1], "standard output", "No space left")
-    assert b"Traceback" not in err
-
-
 def test_a_request_to_end_while_a_pipe_has_nothing_to_say(folder):
     process = started(folder, f"{PLAIN} --prompts fifo")
     with open(folder / "fifo", "wb"):  # opened when the script opens it, too

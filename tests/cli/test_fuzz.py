@@ -23,7 +23,6 @@ from speclab.system.errors import EnvironmentProblem, Problem
 from tools import blocks
 
 MANY = settings(max_examples=60)
-FEW = settings(MANY, max_examples=25)
 ODD = ["", " ", ".", "..", "-", "...", "~", "a/b", "../x", "/", "a\0b", "\x1b[31m", "two\nlines", "\u202e", "\ud800"]
 NAMES = st.one_of(
     st.sampled_from([*ODD, "ü" * 128, "n" * 255, "n" * 256, "lab:", "lab:1b", "dial:nan", "somebody/model"]),

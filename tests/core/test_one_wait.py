@@ -46,13 +46,11 @@ def test_a_round_waits_once(kind, temperature, rule):
     if kind == "dial" and temperature:
         pytest.skip("the dial is greedy")
     target = graphed()
-    how = (Sampling(temperature),)
-    check_waits(target, drafter_of(kind, target), how, rule)
+    check_waits(target, drafter_of(kind, target), Sampling(temperature), rule)
 
 
-def check_waits(target, drafter, how, rule):
-    """Every round waits once."""
-    rounds = iter(speculative_rounds(target, drafter, PROMPT, 4, 30, *how, accept=RULES[rule]))
+def check_waits(target, drafter, sampling, rule):
+    rounds = iter(speculative_rounds(target, drafter, PROMPT, 4, 30, sampling, accept=RULES[rule]))
     next(rounds)
     for _ in range(4):
         with Watch() as watch:

@@ -84,7 +84,7 @@ REFUSED = {
     "infinity": (lambda: with_norm(torch.inf), "not finite"),
     "one id": (lambda: tiny("llama", vocab_size=1), "too few to decode with"),
     "12 positions": (lambda: tiny("llama", max_position_embeddings=12), "too few to decode with"),
-    "far from 0": (far_from_0, 'nothing could be proved; use dtype="float32"'),
+    "far from 0": (far_from_0, "nothing could be proved; use --dtype float32"),
 }
 
 

@@ -47,36 +47,25 @@ def test_every_committed_record_is_read_with_its_numbers(path, tmp_path):
     assert files.read(tmp_path / "again.json", kind) == read
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_no_number_is_written_that_is_not_finite(run, number):
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        files.to_json(replace(run, rows=[replace(run.rows[0], speedup=number)]))
-
-
-def test_numbers_have_seven_digits_and_what_is_not_there_is_left_out(run):
+def test_numbers_are_finite_with_seven_digits_and_what_is_not_there_is_left_out(run):
     assert "1.234568e-05" in files.to_json(replace(run, phases={"seconds": 1.23456789e-5, "share": 1.0}))
     assert "unchecked" not in files.as_dict(run)
     assert files.as_dict(replace(run, unchecked=["model k=2"]))["unchecked"] == ["model k=2"]
+    for number in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            files.to_json(replace(run, rows=[replace(run.rows[0], speedup=number)]))
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("speedup", "fast"), ("n_rounds", 1.5), ("verdict", "good"), ("method", None), ("seconds", True)],
-)
-def test_a_broken_row_is_refused_and_named(run, tmp_path, field, value):
-    broken = files.as_dict(run)
-    broken["rows"][0][field] = value
-    refused(tmp_path, json.dumps(broken), rf"no record that can be read here: .*rows\.0\.{field}")
-
-
-@pytest.mark.parametrize("name", ["machine", "rows", "schema_version", "interrupted"])
-def test_a_record_without_a_field_is_refused(run, tmp_path, name):
-    refused(tmp_path, json.dumps({k: v for k, v in files.as_dict(run).items() if k != name}), name)
-
-
-@pytest.mark.parametrize("text", ["", "[", "[" * 100_000, "null", "[]", "NaN", "1e999", "9" * 400, '{"a": Infinity}'])
-def test_what_is_no_record_is_one_problem(tmp_path, text):
-    refused(tmp_path, text, "a record that a command of the lab wrote")
+def test_a_record_whose_entry_is_broken_or_missing_is_refused_and_the_entry_named(run, tmp_path):
+    wrong = {"speedup": "fast", "n_rounds": 1.5, "verdict": "good", "method": None, "seconds": True}
+    for field, value in wrong.items():
+        broken = files.as_dict(run)
+        broken["rows"][0][field] = value
+        refused(tmp_path, json.dumps(broken), rf"no record that can be read here: .*rows\.0\.{field}")
+    for name in ("machine", "rows", "schema_version", "interrupted"):
+        refused(tmp_path, json.dumps({k: v for k, v in files.as_dict(run).items() if k != name}), name)
+    for text in ("", "[", "[" * 100_000, "null", "[]", "NaN", "1e999", "9" * 400, '{"a": Infinity}'):
+        refused(tmp_path, text, "a record that a command of the lab wrote")
 
 
 def refused(folder: Path, text: str, said: str) -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from speclab import extensions as package
 from speclab.system import extensions
-from speclab.system.errors import EnvironmentProblem
 
 
 @pytest.fixture
@@ -52,25 +51,7 @@ def test_what_only_brings_a_command_is_not_imported_by_others(folder):
     extensions.load()
 
 
-def test_a_command_is_found_by_its_name(folder):
-    """One that is not there is one line, also where its folder is left with something else in it."""
-    write(folder, "one", "")
-    (folder / "one" / "__main__.py").write_text("def main(argv):\n    return len(argv)\n")
-    (folder / "left").mkdir()
-    assert extensions.command("one")(["a", "b"]) == 2
-    for name in ("left", "nowhere"):
-        with pytest.raises(EnvironmentProblem, match=f"git checkout -- speclab/extensions/{name}"):
-            extensions.command(name)
-
-
 def test_a_broken_extension_is_not_hidden(folder):
     write(folder, "broken", "import a_module_that_does_not_exist")
     with pytest.raises(ModuleNotFoundError):
         extensions.load()
-
-
-def test_a_family_is_listed_once_in_the_order_in_which_families_came(monkeypatch):
-    monkeypatch.setattr(extensions, "FAMILIES", [])
-    for place in ("b:B", "a:A", "b:B"):
-        extensions.add_family(place)
-    assert extensions.FAMILIES == ["b:B", "a:A"]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from pydantic_core import from_json
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -26,7 +27,7 @@ from speclab.drafts.heads.parts import rotations
 from speclab.engines.eager import decoder_layers
 from speclab.models import loading
 from speclab.system.errors import UsageProblem
-from speclab.system.files import parse_json, read_bytes, write_whole
+from speclab.system.files import read_bytes, write_whole
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 BLOCKS: dict[str, Any] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
@@ -116,7 +117,7 @@ def read_files(name: str) -> tuple[dict[str, Any], Path]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    found = parse_json(read_bytes(path, LARGEST_CONFIG).decode("utf-8"))
+    found = from_json(read_bytes(path, LARGEST_CONFIG))
     if not isinstance(found, dict):
         raise ValueError(f"{CONFIG} is not an object")
     return found

@@ -28,17 +28,19 @@ from speclab.present.screen import screen
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import say
 
-SIZE_FLAGS = ("limit", "max_new_tokens", "draft_length")
 # What the command line leaves open. limit 0: all prompts, so that a batch of 16 holds no copies.
-SIZES = {"default": (0, 48, "2,4,6"), "quick": (2, 32, "2,4"), "full": (0, 128, "2,4,6")}
+SIZES = {
+    "default": {"limit": 0, "max_new_tokens": 48, "draft_length": "2,4,6"},
+    "quick": {"limit": 2, "max_new_tokens": 32, "draft_length": "2,4"},
+    "full": {"limit": 0, "max_new_tokens": 128, "draft_length": "2,4,6"},
+}
 
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
-    name, rest = parsing.subcommand(words, {"decode": decode.make_parser})
-    if name:
-        return decode.run(decode.make_parser().parse_args(rest))
+    if words[:1] == ["decode"]:
+        return decode.run(decode.make_parser().parse_args(words[1:]))
     config, output, sizes = _prepare(filled(make_parser().parse_args(words)))
     say(compare.head(config))
     record, measured = compare_batches(config, sizes)
@@ -77,9 +79,7 @@ def _sizes(text: str) -> list[int]:
 def filled(args: argparse.Namespace) -> argparse.Namespace:
     """The arguments, with the defaults of their size wherever the command line gives none."""
     size = "quick" if args.quick else "full" if args.full else "default"
-    full = flags.with_defaults(args, dict(zip(SIZE_FLAGS, SIZES[size], strict=True)))
-    full.has_typed_lengths = args.draft_length is not None
-    return full
+    return flags.with_defaults(args, SIZES[size])
 
 
 def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output, list[int]]:
@@ -87,13 +87,8 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output, list[int]]:
     lengths, auto = parsing.lengths(args.draft_length, "-k")
     if auto:
         raise UsageProblem("-k auto chooses by the costs of one text, and a batch has other costs; give -k numbers")
-    compare.check_tokens(args)
     flags.sampling_from(args)
-    output = Output(args, f"{args.name}-batch")
-    output.check()
-    kinds = [kind for kind in args.draft.split(",") if kind]
-    choices = compare.read_drafts(kinds, [args.temperature])
-    config = compare.load(args, choices, lengths, [args.temperature])
+    config, output = compare.prepare(args, f"{args.name}-batch", lengths, [args.temperature])
     check(config)
     return config, output, args.sizes
 

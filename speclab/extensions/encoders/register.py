@@ -1,5 +1,5 @@
 """Adds the family of models to the lab."""
 
-from speclab.system.extensions import add_family
+from speclab.system.extensions import FAMILIES
 
-add_family("speclab.extensions.encoders.family:ENCODER_DECODER")
+FAMILIES.append("speclab.extensions.encoders.family:ENCODER_DECODER")

@@ -25,7 +25,7 @@ from pathlib import Path
 from exercises.guard import has_alarm
 from speclab.system import paths
 from speclab.system.errors import EnvironmentProblem
-from speclab.system.files import install_advice, shown
+from speclab.system.files import shown
 from speclab.system.terminal import note
 
 MARKS = {"passed": "ok", "todo": "todo", "failed": "FAILS"}
@@ -126,7 +126,7 @@ def run_checks(package: str, chosen: list[Exercise]) -> None:
         error = ([line for line in lines if line.startswith("E  ")] or lines)[-1].removeprefix("E  ").strip()[:300]
         raise EnvironmentProblem(
             f"the checks cannot be run (pytest stopped): {error}; type: git checkout -- {shown(paths.ROOT / 'tests')}, "
-            f"or, where a package is missing: {install_advice()}"
+            "or, where a package is missing: pip install -r requirements.txt"
         )
     for exercise in chosen:
         own = [line for line in outcomes if line["file"] == exercise.test_file.name]

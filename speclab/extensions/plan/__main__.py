@@ -26,7 +26,6 @@ from typing import Any
 
 from speclab.cli import compare, flags, parsing
 from speclab.cli.compare import Output, show
-from speclab.drafts import registry
 from speclab.lab.comparison import measure_and_judge, noise_at
 from speclab.lab.harness import Measurement
 from speclab.lab.known_texts import CostTable, ProbsOfText, calibrated, probs_of_texts
@@ -317,21 +316,14 @@ def filled(args: argparse.Namespace) -> argparse.Namespace:
     """Return the arguments, with the defaults of the size that was asked for wherever the command line gives none."""
     size = dict(SIZES["quick" if args.quick else "full" if args.full else "a plan"])
     lengths = ",".join(map(str, range(size.pop("longest") + 1)))
-    asked = flags.with_defaults(args, {"draft_length": lengths} | size)
-    asked.has_typed_lengths = args.draft_length is not None
-    return asked
+    return flags.with_defaults(args, {"draft_length": lengths} | size)
 
 
 def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     """Load and check everything; a Problem with the flags is raised before anything is timed."""
     lengths = parsing.numbers(args.draft_length, int, 0, "-k")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
-    compare.check_tokens(args)
-    output = Output(args, f"{args.name}-plan")
-    output.check()
-    choices = compare.read_drafts([kind for kind in args.draft.split(",") if kind], temperatures)
-    registry.check_chains("a plan", choices)
-    config = compare.load(args, choices, lengths, temperatures)
+    config, output = compare.prepare(args, f"{args.name}-plan", lengths, temperatures, chains_only="a plan")
     for name, drafter in config.drafters.items():
         if len(drafter.parts) > 1:
             raise UsageProblem(

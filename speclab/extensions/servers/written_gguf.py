@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from speclab.models.outside import generation
 from speclab.system.errors import EnvironmentProblem
-from speclab.system.files import whole_file
+from speclab.system.files import write_whole
 
 NORMAL, SPECIAL, UNUSED = 1, 3, 5  # types of tokens, as llama.cpp numbers them
 
@@ -25,9 +25,7 @@ def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path
     if not importlib.util.find_spec("gguf"):
         raise EnvironmentProblem("the package gguf is not installed; type: pip install gguf")
     merges = _merges(model, tokenizer)
-    with whole_file(path) as part:
-        _write(model, tokenizer, merges, part)
-    return path
+    return write_whole(path, lambda part: _write(model, tokenizer, merges, part))
 
 
 def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, merges: list[str], path: Path) -> None:

@@ -32,7 +32,7 @@ from transformers import PreTrainedModel
 
 from draft_models import ModelDrafter
 from speclab.cli import compare, flags, parsing
-from speclab.cli.compare import Output, show
+from speclab.cli.compare import show
 from speclab.drafts import registry
 from speclab.drafts.registry import check_prompts
 from speclab.lab.comparison import build_rows, measure_and_judge, noise_at, with_costs
@@ -489,9 +489,7 @@ def filled(args: argparse.Namespace, name: str) -> argparse.Namespace:
     models = [kind for kind, one in choices.items() if not one.is_lookup and one.only_greedy is None]
     if name == "acceptance" and models:
         asked.draft = ",".join([*FREE_ORACLES, *(f"{dial}:{model}" for model in models for dial in ACCURACIES)])
-    asked = flags.with_defaults(asked, DEFAULTS | SWEEPS[name].defaults)
-    asked.has_typed_lengths = args.draft_length is not None
-    return asked
+    return flags.with_defaults(asked, DEFAULTS | SWEEPS[name].defaults)
 
 
 def _run(typed: argparse.Namespace, name: str) -> tuple[SweepRun, int]:
@@ -502,12 +500,7 @@ def _run(typed: argparse.Namespace, name: str) -> tuple[SweepRun, int]:
     if auto:
         raise UsageProblem("a sweep has no -k auto; give -k numbers")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
-    compare.check_tokens(args)
-    output = Output(args, f"{args.name}-sweep-{name}")
-    output.check()
-    choices = compare.read_drafts([kind for kind in args.draft.split(",") if kind], temperatures)
-    registry.check_chains("a sweep", choices)
-    config = compare.load(args, choices, lengths, temperatures)
+    config, output = compare.prepare(args, f"{args.name}-sweep-{name}", lengths, temperatures, chains_only="a sweep")
     points, measured = SWEEPS[name].points(config)
     noise = noise_at(measured, config.temperatures[0])
     record = SweepRun(

@@ -14,8 +14,10 @@ if __name__ == "__main__":
 
 import argparse
 import sys
+from pathlib import Path
 
 from speclab.cli import flags, parsing
+from speclab.cli.decoding import DRAFT_LENGTH
 from speclab.extensions.trace import follow, page, shapes, trace_terminal
 from speclab.lab.instruments import LoopFunctions
 from speclab.system.errors import reports_problems
@@ -24,24 +26,24 @@ from speclab.system.terminal import note, wants_colour
 
 PROG = "python -m speclab.extensions.trace"
 SHAPES = "shapes"
-DRAFT_LENGTH = 4
+DASH = Path("-")  # in place of a file: the terminal
 # Fields of LoopFunctions that may be others: a page shows the token rule's tests, and the phases of the lab's loop.
 SHOWN = ("accept", "keeps", "adapt")
 
 
 def parse(words: list[str]) -> argparse.Namespace:
     """Return the flags of the trace or of the shapes. `uses` names the fields of LoopFunctions that take part there."""
-    name, rest = parsing.subcommand(words, [SHAPES])
+    name, rest = (SHAPES, words[1:]) if words[:1] == [SHAPES] else ("", words)
     parser = parsing.make_parser(__doc__ or "", f"{PROG} {name}".rstrip())
     if not name:
         about = "write an HTML page; - prints lines in the terminal (default: -)"
-        parser.add_argument("file", nargs="?", type=parsing.some_path, default=parsing.DASH, metavar="FILE", help=about)
+        parser.add_argument("file", nargs="?", type=parsing.some_path, default=DASH, metavar="FILE", help=about)
     flags.add_shared_flags(parser)
     group = parser.add_argument_group("draft")
     flags.add_draft_flag(group)
     length = parsing.at_least(0) if name else parsing.length_or_auto
     about = f"tokens per draft{'' if name else ', or auto: chosen in every round'} (default: {DRAFT_LENGTH})"
-    group.add_argument("-k", "--draft-length", type=length, default=DRAFT_LENGTH, metavar="K", help=about)
+    group.add_argument("-k", "--draft-length", type=length, metavar="K", help=about)
     parser.set_defaults(temperature=0.0, ignore_eos=False, shapes=bool(name), uses=(SHAPES,) if name else SHOWN)
     if not name:
         flags.add_decoding_flags(parser)
@@ -54,11 +56,11 @@ def main(argv: list[str] | None = None, functions: LoopFunctions | None = None) 
     args = parse(sys.argv[1:] if argv is None else argv)
     if args.shapes:
         return shapes.run(args, functions)
-    if args.file != parsing.DASH:
+    if args.file != DASH:
         check_writable(args.file, "FILE")
     found = follow.load(args, functions)
     trace = follow.follow(found, found.draft_length)
-    if args.file == parsing.DASH:
+    if args.file == DASH:
         print(trace_terminal.terminal(trace, wants_colour(sys.stdout)), end="")
     else:
         write_whole(args.file, page.render(page.of_trace(trace)))

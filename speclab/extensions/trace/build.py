@@ -124,7 +124,7 @@ def decoded(
         of_drafts = [costs.draft_seconds(n, CONTEXT) for n in LENGTHS]
         drafter.costs[settings.sampling.temperature] = RoundCosts(tuple(of_drafts), tuple(rest))
     drafter.forget()
-    return follow(Loaded(setup, drafter, draft, prompt, draft_length, settings, LoopFunctions(speculative_decode)))
+    return follow(Loaded(setup, [prompt], drafter, draft, draft_length, settings, LoopFunctions(speculative_decode)))
 
 
 def priced(trace: Trace, costs: Costs, n_prompt: int, looked_up: Costs) -> Trace:

@@ -5,68 +5,33 @@ import argparse
 import collections
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
-from speclab.cli import flags, parsing
-from speclab.cli.decoding import with_length
+from speclab.cli import decoding
+from speclab.cli.decoding import Loaded
 from speclab.core.clock import old_objects_frozen
-from speclab.core.drafter import Drafter
 from speclab.core.rounds import AcceptResult, DecodeSettings, Round, tokens_of
-from speclab.drafts import registry
-from speclab.drafts.registry import check_prompts
 from speclab.extensions.trace import positions
 from speclab.extensions.trace.trace import Trace, trace
 from speclab.lab.instruments import LoopFunctions, with_phases
-from speclab.lab.round_costs import measure_costs
 from speclab.models import loading
-from speclab.models.prompts import Prompt
-from speclab.models.setup import Setup
 from speclab.system.terminal import note
 
 WARM = 12  # tokens of each loop before the clocks start: shapes that are new to the backend are slow
 
 
-@dataclass
-class Loaded:
-    """One decoding, ready to begin."""
-
-    setup: Setup
-    drafter: Drafter
-    draft: str  # as tables and records have it
-    prompt: Prompt
-    draft_length: int  # with -k auto the longest
-    settings: DecodeSettings
-    functions: LoopFunctions
-
-
 def load(args: argparse.Namespace, functions: LoopFunctions | None = None) -> Loaded:
-    """Load what the flags ask for, check it, and print lines that say what runs. The first prompt is decoded.
-
-    functions: the parts of the loop; None: the lab's own.
-    """
-    choice = registry.read(args.draft)
-    functions = functions or LoopFunctions(speculative_decode)
-    choice.check_greedy(args.temperature == 0)
-    if args.draft_length == parsing.AUTO:
-        choice.check_auto()
+    """Load what the flags ask for. Of several prompts the first is decoded. functions: the parts of the loop; None: the
+    lab's own."""
     typed_limit, args.limit = args.limit, 1
-    setup, prompts = flags.load(args)
-    drafter = choice.make(setup, args.seed)
-    check_prompts(setup.target, [drafter], prompts[:1], args.max_new_tokens)
-    if len(prompts) > 1 and (args.prompt or args.prompts or typed_limit):
+    found = decoding.load(args, functions or LoopFunctions(speculative_decode))
+    if len(found.prompts) > 1 and (args.prompt or args.prompts or typed_limit):
         note("the first prompt is decoded")
-    eos = frozenset() if args.ignore_eos else setup.eos
-    settings = DecodeSettings(args.max_new_tokens, setup.sampling, eos, args.seed)
-    drafter, length, about = with_length(drafter, choice.name, setup, args.draft_length)
-    if drafter.costs is not None:
-        measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)
-        drafter.forget()
-    chat = flags.describe_chat(prompts[:1], setup.tokenizer)
-    note("\n".join([setup.describe(), f"draft   {about}", *chat, *functions.head()]))
-    return Loaded(setup, drafter, choice.name, prompts[0], length, settings, functions)
+    found.drafter.forget()
+    return found
 
 
 def follow(found: Loaded, longest: int | None = None) -> Trace:
@@ -75,7 +40,7 @@ def follow(found: Loaded, longest: int | None = None) -> Trace:
     longest: how far `functions` may let the drafter draft, where they choose the length.
     """
     setup, settings, drafter = found.setup, found.settings, found.drafter
-    ids = found.prompt.ids.to(setup.device)
+    ids = found.prompts[0].ids.to(setup.device)
     target = setup.target.with_own_cache()  # both decode side by side
 
     def plain(settings: DecodeSettings) -> Iterator[Round]:
@@ -99,8 +64,8 @@ def follow(found: Loaded, longest: int | None = None) -> Trace:
         "seed": settings.seed,
     }
     steps = [(token, seconds) for round_, seconds in plain_seen for token in round_.tokens]
-    before = setup.ids_before(found.prompt)
-    return trace([round_ for round_, _ in seen], steps, setup.tokenizer, found.prompt.text, before, described)
+    before = setup.ids_before(found.prompts[0])
+    return trace([round_ for round_, _ in seen], steps, setup.tokenizer, found.prompts[0].text, before, described)
 
 
 @old_objects_frozen()

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace, functions: LoopFunctions | None) -> int:
         name = loading.short_name(args.target)
         raise UsageProblem(f"shapes does not know {family.plural}, and {name} is one; choose another --target")
     found = follow.load(args, functions)
-    ids = found.prompt.ids.to(found.setup.device)
+    ids = found.prompts[0].ids.to(found.setup.device)
     round_ = first_round(found.setup.target, found.drafter, ids, found.draft_length, found.settings)
     say(tables(round_, found.setup.tokenizer))
     if found.functions.shapes is None:

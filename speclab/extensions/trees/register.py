@@ -1,5 +1,7 @@
 """Adds drafts with branches to the lab: `--draft tree:SHAPE:MODEL`, `sampled-tree:SHAPE:MODEL` and `merge:A+B`."""
 
+import re
+
 from speclab.core.drafter import Drafter
 from speclab.drafts.registry import Choice, add, lookups, read
 from speclab.extensions.trees.best import BestTreeDrafter
@@ -10,7 +12,6 @@ from speclab.models.checking.checks import OTHER_DRAFT
 from speclab.models.family import check_family
 from speclab.models.setup import Setup
 from speclab.system.errors import UsageProblem
-from speclab.system.numbers import whole_number
 
 MOST_IN_TREE = 64  # tokens
 BEST = "best"  # in the place of a shape: the most probable branches, as many tokens as -k says
@@ -50,10 +51,9 @@ def read_tree(argument: str, text: str) -> Choice:
 
 def _shape(typed: str, text: str, wanted: str) -> tuple[int, ...]:
     """Read the children by depth of `2x2x1`. Raises UsageProblem, with what is `wanted`, where this is no shape."""
-    numbers = typed.split("x")
-    if not all(0 < (whole_number(number) or 0) <= MOST_IN_TREE for number in numbers):
+    if not re.fullmatch(r"[1-9][0-9]?(x[1-9][0-9]?){0,63}", typed):
         raise UsageProblem(f"--draft {text}: give {wanted}")
-    shape = tuple(map(int, numbers))
+    shape = tuple(map(int, typed.split("x")))
     if (n := tokens_in(shape)) > MOST_IN_TREE:
         raise UsageProblem(f"--draft {text}: this tree has {n} tokens; give one of at most {MOST_IN_TREE}")
     return shape

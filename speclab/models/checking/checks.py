@@ -27,7 +27,7 @@ from speclab.models.checking.uncached import logits_after
 from speclab.models.family import NoFastBackend, family_of
 from speclab.models.memory import is_mixture_of_experts
 from speclab.models.outside.placement import is_quantised
-from speclab.system.errors import EnvironmentProblem, first_line, setting
+from speclab.system.errors import EnvironmentProblem, first_line
 
 N_TOKENS = 24  # tokens of the random text; fewer where the model's context is shorter
 WIDTHS = (1, 3, 1, 5)  # of the cached passes after the prefill
@@ -50,14 +50,14 @@ def check_model(model: PreTrainedModel) -> None:
     right = _tried(model, "has no plain forward pass", lambda: uncached_logits(model, text))
     if not torch.isfinite(right.amax(-1)).all():
         raise EnvironmentProblem(
-            f"the logits of {name} are not finite (NaN or infinity); try {setting('dtype', 'float32')}, and if that "
+            f"the logits of {name} are not finite (NaN or infinity); try --dtype float32, and if that "
             "does not help the weights are damaged"
         )
     spread, (allowed, how) = rounding.spread(right), bound(model, right)
     if not allowed <= spread / 4:
         raise EnvironmentProblem(
             f"the logits of {name} differ by {spread:.1e} between tokens, and rounding explains {allowed:.1e} of it "
-            f"({how}), so nothing could be proved; use {setting('dtype', 'float32')}"
+            f"({how}), so nothing could be proved; use --dtype float32"
         )
     if not gap(model, uncached_logits(model, text), right) <= allowed:
         raise EnvironmentProblem(f"{name} gives other logits for the same text at every pass; {ADVICE}")

@@ -30,7 +30,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from speclab.models.memory import USABLE, free_memory
 from speclab.models.padded.sizes import PREFIX, SIZES, Size
-from speclab.system.errors import EnvironmentProblem, UsageProblem, setting
+from speclab.system.errors import EnvironmentProblem, UsageProblem
 
 SPREAD = 0.02  # standard deviation of random weights; what Llama is initialised with
 
@@ -90,7 +90,7 @@ def check_memory(name: str, n_parameters: int, device: torch.device, dtype: torc
     weights = f"{needed / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')} ({copies} x the weights)"
     raise EnvironmentProblem(
         f"{name} needs {weights}, and of the {free / 1e9:.1f} GB free on {device.type} a tenth stays free; "
-        f"use a smaller one, {setting('dtype', 'bfloat16')}, or {setting('engine', 'eager')}, which holds them once"
+        f"use a smaller one, --dtype bfloat16, or --engine eager, which holds them once"
     )
 
 

@@ -51,7 +51,7 @@ class Row:
     def commit(self, tokens: list[int], n_drafted: int = 0, n_accepted: int = 0, n_rejected: int = 0) -> Round:
         prefill = self.n_new == 0
         self.n_new += len(tokens)
-        round_ = Round.committing(tokens, self.n_new, self.settings, n_drafted, n_accepted, n_rejected, prefill)
+        round_ = Round.committing(tokens, self.n_new, self.settings, n_drafted, n_accepted, n_rejected, prefill=prefill)
         self.finish = round_.finish
         return round_
 

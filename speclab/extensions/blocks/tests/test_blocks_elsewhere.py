@@ -76,7 +76,7 @@ def test_a_round_waits_once(temperature, rule, monkeypatch):
     cached = graphed()
     cached.hidden_layers = (0, 1)
     drafter = BlockDrafter(tiny_block_head(cached.model, markov_rank=5))
-    check_waits(cached, drafter, (Sampling(temperature),), rule)
+    check_waits(cached, drafter, Sampling(temperature), rule)
 
 
 def test_costs_of_drafts_end_with_the_slots():

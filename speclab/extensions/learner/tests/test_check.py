@@ -377,7 +377,7 @@ def test_an_installed_lab_says_that_exercises_need_a_clone(monkeypatch):
 
 def test_check_answers_at_once():
     """Before pytest runs nothing is loaded but the standard library and a few small files of the lab."""
-    code = "import sys, check; check.extensions.command('learner'); "
+    code = "import sys, check, speclab.extensions.learner.__main__; "
     code += "print(*sorted(name for name in sys.modules if '.' not in name or 'speclab' in name))"
     done = subprocess.run([sys.executable, "-c", code], cwd=paths.ROOT, capture_output=True, text=True)
     modules = set(done.stdout.split())
