@@ -1,6 +1,7 @@
 """Both loops as the tests call them: settings given one by one, whole decodings given back."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,11 +9,12 @@ from torch import Tensor
 from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
 from speclab.core.accept import accept_from_logits
-from speclab.core.rounds import DecodeSettings, Round, tokens_of
+from speclab.core.rounds import Decided, DecodeSettings, Draft, Round, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.engines.c_pass import CBackend, Text
 from speclab.engines.eager import EagerBackend
 from speclab.models.cached import CachedModel
+from speclab.models.family import Room
 
 _used: dict[int, tuple[torch.Generator, int]] = {}  # by id; the generator is held, so that no other one gets its id
 
@@ -105,3 +107,54 @@ def poison(cached: CachedModel, n_last: int) -> None:
 def model_accept_probs(accept: Sequence[float]) -> list[Sequence[float]]:
     """Acceptance by where a round begins, of a draft that proposes the same at a place wherever that is."""
     return [accept[t:] for t in range(len(accept))]
+
+
+class ScriptedTarget:
+    """Stands in for a CachedModel, as a target or a draft: row_after gives the distribution after the prompt and some
+    new tokens."""
+
+    device, room, max_length = torch.device("cpu"), Room(None), None
+
+    def __init__(self, row_after: Callable[[tuple[int, ...]], Sequence[Any]], n_prompt: int):
+        self.row_after, self.n_prompt = row_after, n_prompt
+        self.vocab_size = self.n_ids = len(row_after(()))
+        self.tokens: list[int] = []
+        self.widths: list[int] = []  # tokens of each feed
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    def replace_unknown(self, ids: Tensor) -> Tensor:
+        return ids
+
+    def chain(self, tokens: Tensor, k: int) -> None:
+        """There is no call of several passes."""
+
+    def prefill(self, prompt: Tensor) -> Tensor:
+        self.tokens, self.widths = prompt[0].tolist(), []
+        return self._logits(len(self.tokens) - 1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        first = len(self.tokens)
+        self.tokens += tokens[0].tolist()
+        self.widths.append(tokens.shape[1])
+        return self._logits(first)
+
+    def step(self, token: Tensor) -> Tensor:
+        return self.forward(token[:, None])
+
+    def verify(self, last_token: Tensor, draft: Draft) -> Tensor:
+        return draft.verified_by(self, last_token)
+
+    def commit(self, decided: Decided) -> None:
+        self.crop(self.length - decided.n_drafted + decided.n_accepted)
+
+    def crop(self, length: int) -> None:
+        del self.tokens[length:]
+
+    def _logits(self, first: int) -> Tensor:
+        """(1, tokens from `first` on, vocab); finite, yet a probability of 0 stays exactly 0"""
+        rows = [self.row_after(tuple(self.tokens[self.n_prompt : i + 1])) for i in range(first, len(self.tokens))]
+        probs = torch.tensor([[float(weight) for weight in row] for row in rows], dtype=torch.float64)
+        return probs.log().clamp(min=-1e5)[None]

@@ -109,11 +109,9 @@ def add_draft_flag(
     parser: Group,
     default: str | None = "model",
     help: str = f"what drafts (default: %(default)s); {DRAFT_HELP}",
-    besides: tuple[str, ...] = (),
 ) -> None:
-    """Add --draft, which takes what the table of drafts knows, and the words of `besides`."""
-    read = _or_help(registry.shown, lambda text: text if text in besides else registry.check_names(text))
-    parser.add_argument("--draft", default=default, metavar="KIND", type=read, help=help)
+    """Add --draft, which `speclab/drafts/registry.py` reads."""
+    parser.add_argument("--draft", default=default, metavar="KIND", type=_or_help(registry.shown, str), help=help)
 
 
 def add_rule_flag(parser: Group) -> None:

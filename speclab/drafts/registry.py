@@ -75,11 +75,12 @@ class Choice:
 
 
 class Kind(NamedTuple):
-    """A kind of draft."""
+    """A line of the table. usage: how it is typed, its name and then its argument. read: (argument, "" where there is
+    none; all that was typed) -> Choice. help: what drafts. trained: whether that was trained for a target."""
 
-    usage: str  # how it is typed: its name, then a colon and its argument where it has one
-    reader: Any  # (argument, "" where there is none; all that was typed) -> Choice, or "module:name" of that function
-    help: str  # one line that says what drafts
+    usage: str
+    read: Callable[[str, str], Choice]
+    help: str
     trained: bool = False
     is_lookup: bool = False
 
@@ -91,8 +92,10 @@ class Kind(NamedTuple):
 _KINDS: dict[str, Kind] = {}
 
 
-def add(usage: str, reader: Any, help: str, trained: bool = False, is_lookup: bool = False) -> None:
-    kind = Kind(usage, reader, help, trained, is_lookup)
+def add(
+    usage: str, read: Callable[[str, str], Choice], help: str, trained: bool = False, is_lookup: bool = False
+) -> None:
+    kind = Kind(usage, read, help, trained, is_lookup)
     if kind.name in _KINDS:
         raise ValueError(f"two kinds of draft are named {kind.name}")
     _KINDS[kind.name] = kind
@@ -103,7 +106,6 @@ def add_lookup(name: str, make_lookup: Callable[..., Lookup] | str, help: str) -
     lookup proposes no id that the target never emits, though a prompt may have some."""
 
     def read_lookup(argument: str, text: str) -> Choice:
-        check_no_argument(argument, text)
         made = pkgutil.resolve_name(make_lookup) if isinstance(make_lookup, str) else make_lookup
         return Choice(text, name, lambda setup, seed: made(n_ids=setup.target.vocab_size), is_lookup=True)
 
@@ -121,30 +123,11 @@ def lookups() -> list[str]:
 
 
 def shown() -> str:
-    from tabulate import tabulate  # here: to decode takes no tables
-
     rows = [(kind.usage, kind.help + ", trained" * kind.trained) for kind in kinds().values()]
     rows.append(("lab:SIZE", "the lab's draft model padded to the price of a larger one, as in lab:50m"))
     rows.append((", ".join(sources.usages()), "any causal language model with the target's tokenizer"))
     trained = "What is called trained comes with the lab for its own target; python -m training.heads trains others."
-    return f"{tabulate(rows, tablefmt='plain')}\n{trained}"
-
-
-def kind_of(text: str) -> Kind | None:
-    name, colon, argument = text.partition(":")
-    return kinds().get(name) if argument or not colon else None
-
-
-def check_names(text: str) -> str:
-    """Return names with commas between them. Raises UsageProblem where one cannot be the name of a kind or a model."""
-    for one in [] if loading.exists(text) else filter(None, text.split(",")):
-        name = one.partition(":")[0]
-        is_no_name = name != one and not loading.exists(one) and not sizes.is_lab_size(one)  # no hub name has a colon
-        if kind_of(one) is None and (name in kinds() or is_no_name or is_mistyped(one)):
-            near = kinds().get(_nearest(name) or name)
-            meant = f"; did you mean {near.usage}?" if near else ""
-            raise UsageProblem(f"unknown draft kind {one!r}{meant}; type --draft help to see all kinds")
-    return text
+    return "\n".join([*(f"{usage:<28}  {help}" for usage, help in rows), trained])
 
 
 def is_mistyped(text: str) -> bool:
@@ -159,23 +142,25 @@ def _nearest(text: str) -> str | None:
     return next(iter(difflib.get_close_matches(text.strip().lower(), kinds(), 1, 0.7)), None)
 
 
-def check_no_argument(argument: str, text: str) -> None:
-    if argument:
-        raise UsageProblem(f"{text}: this kind of draft takes no argument; give {text.partition(':')[0]}")
-
-
 def read(text: str) -> Choice:
     """Read `--draft TEXT`. Raises UsageProblem where it means nothing, before a model is loaded or the hub is asked.
 
     The table comes first, so that no folder of the place where one types takes the place of a kind; ./NAME is always a
     folder. Hub names have a slash, but for a few old ones (gpt2): a name without one that is nearly a kind is refused.
     """
-    if kind := kind_of(text):
-        reader = pkgutil.resolve_name(kind.reader) if isinstance(kind.reader, str) else kind.reader
-        return reader(text.partition(":")[2], text)
-    if "," in text and not loading.exists(text):
+    name, colon, argument = text.partition(":")
+    kind, is_there = kinds().get(name), loading.exists(text)
+    if kind and (argument or not colon):
+        if argument and kind.usage == name:
+            raise UsageProblem(f"{text}: this kind of draft takes no argument; give {name}")
+        return kind.read(argument, text)
+    if "," in text and not is_there:
         raise UsageProblem(f"{text}: this takes one draft; compare.py takes several")
-    check_names(text or " ")
+    no_hub_name = colon and not is_there and not sizes.is_lab_size(text)  # which has no colon
+    if kind or no_hub_name or is_mistyped(text):
+        near = kinds().get(_nearest(name) or name)
+        meant = f"; did you mean {near.usage}?" if near else ""
+        raise UsageProblem(f"unknown draft kind {text!r}{meant}; type --draft help to see all kinds")
     return model_choice(text)
 
 
@@ -196,12 +181,13 @@ def check_chains(who: str, choices: Iterable[Choice]) -> None:
 
 
 def make_all(choices: Iterable[Choice], setup: Setup, seed: int) -> dict[str, Drafter]:
-    """Return drafters by the name that tables and records give them, in the order of the choices. One that changes the
-    target's engine is made first, since others take the engine over."""
-    choices = list(choices)
-    first = sorted(choices, key=lambda choice: not choice.changes_engine)
-    made = {choice.name: choice.make(setup, seed) for choice in first}
-    return {choice.name: made[choice.name] for choice in choices}
+    """Return drafters by the name that tables and records give them. One that changes the target's engine is made
+    first, since others take the engine over."""
+    by_name = {choice.name: choice for choice in choices}
+    made = {
+        name: one.make(setup, seed) for name, one in sorted(by_name.items(), key=lambda it: not it[1].changes_engine)
+    }
+    return {name: made[name] for name in by_name}
 
 
 def make(text: str, setup: Setup, seed: int = 0) -> Drafter:
@@ -210,14 +196,15 @@ def make(text: str, setup: Setup, seed: int = 0) -> Drafter:
 
 def check_prompts(target: CachedModel, drafters: Iterable[Drafter], prompts: list[Prompt], max_new_tokens: int) -> None:
     """Raise UsageProblem for a prompt that does not fit the target's context with its new tokens, or a draft's without.
-
-    Text beyond a draft's context is only noted: rounds there draft fewer tokens.
-    """
+    Text beyond a draft's context is only noted: rounds there draft fewer tokens."""
     for prompt in prompts:
         check_prompt(target, prompt.ids, max_new_tokens)
     for drafter in drafters:
         if said := drafter.check_prompts([prompt.id_list for prompt in prompts], max_new_tokens):
             note(said)
+
+
+# --- the lab's own kinds ----------------------------------------------------------------------------------------------
 
 
 def model_choice(text: str, place: str | None = None) -> Choice:
@@ -232,7 +219,6 @@ def model_choice(text: str, place: str | None = None) -> Choice:
 
 
 def read_model(argument: str, text: str) -> Choice:
-    check_no_argument(argument, text)
     return model_choice(text, loading.LAB_DRAFT)
 
 
@@ -251,13 +237,14 @@ def head_choice(
         raise UsageProblem(f"{name}: the lab has no such head yet; type: python -m training.heads {name}")
 
     def build(setup: Setup, seed: int) -> Drafter:
-        target, padded = setup.target, sizes.is_lab_size(setup.target_name)
+        target = setup.target
         check_family(target.model, f"the draft {name}", OTHER_FAMILY)
         # A padded target's states are the lab's, followed by zeros.
+        padded = sizes.is_lab_size(setup.target_name)
         own_width = loading.load_config(loading.LAB_TARGET).hidden_size if padded else None
         # The name of a folder says nothing about the model in it.
-        named = setup.target_name if sources.about(target.model) else ""
-        drafter: Any = make_head(argument or own_head(name, named), target.model, own_width)
+        place = argument or own_head(name, setup.target_name if sources.about(target.model) else "")
+        drafter: Any = make_head(place, target.model, own_width)
         target.hidden_layers = tuple(sorted({*target.hidden_layers, *drafter.head.config.layers}))
         if isinstance(drafter, FeatureDrafter) and target.engine == "c":
             drafter.use_c()
@@ -281,17 +268,12 @@ def read_feature(argument: str, text: str) -> Choice:
 def read_hybrid(argument: str, text: str) -> Choice:
     """Read LOOKUP+MODEL."""
     first, _, second = (argument or USUAL_HYBRID).partition("+")
-    parts = [read(first), read(second)] if first in lookups() and second else []
+    parts: Any = (read(first), read(second)) if first in lookups() and second else ()
     if not parts or not parts[1].in_hybrid:
         known, usual = " or ".join(lookups()), f"hybrid:{USUAL_HYBRID}"
         raise UsageProblem(f"{text}: give a lookup ({known}) and a draft with a model, for example {usual}")
-
-    def build(setup: Setup, seed: int) -> Drafter:
-        lookup: Any = parts[0].make(setup, seed)
-        return HybridDrafter(lookup, parts[1].make(setup, seed))
-
     name = f"hybrid:{parts[0].name}+{parts[1].name}" if argument else text
-    return Choice(text, name, build, parts=tuple(parts))
+    return Choice(text, name, lambda *at: HybridDrafter(parts[0].make(*at), parts[1].make(*at)), parts)
 
 
 def read_dial(argument: str, text: str) -> Choice:
@@ -304,13 +286,13 @@ def read_dial(argument: str, text: str) -> Choice:
     model = None if cost == "free" else read(cost or "model")
     if model and not model.is_model:
         raise UsageProblem(f"{text}: give the model whose cost the dial takes, for example dial:0.8:model")
-
-    def build(setup: Setup, seed: int) -> Drafter:
-        return Dial(accuracy, model and model.make(setup, seed), seed)
-
-    name = f"dial:{number}" + (f":{loading.short_name(cost)}" if cost else "")
-    no_auto = f"it chooses by what was accepted, and {text} replays the text"
-    return Choice(text, name, build, no_auto=no_auto, only_greedy=needs_greedy())
+    return Choice(
+        text,
+        f"dial:{number}" + (f":{loading.short_name(cost)}" if cost else ""),
+        lambda setup, seed: Dial(accuracy, model and model.make(setup, seed), seed),
+        no_auto=f"it chooses by what was accepted, and {text} replays the text",
+        only_greedy=needs_greedy(),
+    )
 
 
 add("model", read_model, "the lab's own draft model, a tenth of the target's size", True)

@@ -31,7 +31,7 @@ from speclab.models.prompts import Prompt
 from speclab.records.rows import BASELINE, BASELINE_REPEAT, INSTRUMENT, LOOKUP, Arm, Decoded
 from speclab.system.errors import Problem, is_out_of_memory
 from speclab.system.terminal import note, progress
-from speclab.theory.costs import RoundTime, StepTime, catch_ups
+from speclab.theory.costs import RoundTime, catch_ups
 
 WARM_UP_TOKENS = 24
 STRIDE = 16  # tokens that an arm decodes before the next one goes on
@@ -69,7 +69,7 @@ class Measurement:
     prompts: list[Prompt]
     lines: list[Decoded] = field(default_factory=list)
     rounds: list[RoundTime] = field(default_factory=list)  # of the instrumented decodings
-    steps: list[StepTime] = field(default_factory=list)  # of the second baseline
+    steps: list[RoundTime] = field(default_factory=list)  # of the second baseline
     correctness: list[dict] = field(default_factory=list)  # what speclab/lab/output_checks.py says
     unchecked: list[str] = field(default_factory=list)  # the arms whose texts it has not judged, or not all
     graphs: Recorded = field(default_factory=Recorded)
@@ -86,7 +86,7 @@ class Measurement:
         """Keep what a decoding of this prompt gave: an instrument its costs, every other arm one more repeat."""
         arm = decoding.arm
         if arm.method == INSTRUMENT or arm == BASELINE_REPEAT:
-            self.add(decoding, temperature, index)
+            self.add(decoding, temperature)
         if arm.method == INSTRUMENT:
             return
         line = next((one for one in self.of(arm, temperature) if one.prompt_index == index), None)
@@ -105,12 +105,12 @@ class Measurement:
             yield
         self.stop = self.stop or next(iter(stops), None)
 
-    def add(self, decoding: Decoding, temperature: float, prompt: int = 0) -> None:
-        """Keep what an instrument measured. prompt: its index."""
+    def add(self, decoding: Decoding, temperature: float) -> None:
+        """Keep what an instrument measured."""
         if not decoding.arm.speculative:
             for context, seconds, chunk in decoding.log:
                 n = len(chunk.tokens)
-                self.steps.append(StepTime(temperature, context + n // 2, seconds / n, prompt))
+                self.steps.append(RoundTime("", temperature, context + n // 2, 0, 1, {"verify": seconds / n}))
             return
         for (context, seconds, round_), n_waiting in zip(decoding.log, catch_ups(decoding.rounds), strict=True):
             phases = dict(round_.seconds or {})
@@ -118,7 +118,7 @@ class Measurement:
             name = decoding.arm.draft + LOOKUP * round_.looked_up
             what = (name, temperature, context, round_.n_drafted, 1 if round_.looked_up else n_waiting, phases)
             own_verify = decoding.own_verify and not round_.looked_up
-            self.rounds.append(RoundTime(*what, prompt, own_verify, round_.n_replays))
+            self.rounds.append(RoundTime(*what, own_verify, round_.n_replays))
 
 
 # --- turns ------------------------------------------------------------------------------------------------------------

@@ -17,13 +17,7 @@ from typing import Any, Literal, NamedTuple
 from speclab.records.rows import Decoded, Noise, RoundCounts, Row, Rung
 from speclab.theory.costs import Costs, catch_ups
 from speclab.theory.forecast import AcceptProbs, Cost, forecast
-from speclab.theory.formulas import (
-    book_formula,
-    cost_model_speedup,
-    expected_tokens_per_round,
-    leviathan_speedup,
-    ratio_interval,
-)
+from speclab.theory.formulas import book_formula, expected_tokens_per_round, leviathan_speedup, ratio_interval
 from speclab.theory.ladder import RUNGS
 
 
@@ -51,7 +45,7 @@ class PredictedSeconds:
     draft: float = 0.0  # seconds of the drafts in the rounds that were made
     verify: float = 0.0
     overhead: float = 0.0
-    expected: float = 0.0  # seconds of the rounds that the forecast expects
+    expected: float = 0.0  # seconds of the rounds that the forecast expects; 0 where there is no forecast
     expected_rounds: float = 0.0
     independent: bool = False  # the forecast is one of acceptance probabilities, whatever the rounds before
 
@@ -74,48 +68,46 @@ def price(
 ) -> PredictedSeconds:
     """Compute both predictions for one arm on one prompt.
 
-    accept_probs gives, for a text of the baseline, the acceptance probabilities of this draft. rounds_along gives the
-    rounds along that text, for a draft whose proposals depend on the rounds before. Without either there is no
-    forecast. lookup_costs: the costs of the rounds in which the lookup of a hybrid draft proposes; `costs` are then
-    those of the rounds in which its model proposes. Where `lookup_costs` is missing, a text along which the draft looks
-    up has no forecast.
+    accept_probs gives the draft's acceptance probabilities along a text of the baseline; rounds_along the rounds along
+    it, for a draft whose proposals depend on the rounds before. Without either there is no forecast. lookup_costs: the
+    costs of the rounds in which the lookup of a hybrid draft proposes; where they are missing, a text along which the
+    draft looks up has no forecast.
     """
-    lookups = lookup_costs or costs
-    part, n_prompt = PredictedSeconds(), line.n_prompt
+    part, n_prompt, lookups = PredictedSeconds(), line.n_prompt, lookup_costs or costs
     for text, rounds in zip(baseline.texts, line.rounds, strict=True):
-        n = len(text) - 1
-        part.n_tokens += n
-        part.baseline += sum(costs.step_seconds(n_prompt + i) for i in range(n))
-        _price_rounds(part, rounds, n_prompt, costs, lookups)
+        part += _seconds_of(rounds, n_prompt, costs, lookups)
+        part.n_tokens += len(text) - 1
+        part.baseline += sum(costs.step_seconds(n_prompt + i) for i in range(len(text) - 1))
     for distinct, n_repeats in Counter(map(tuple, baseline.texts)).items():
         if accept_probs:
-            probs, k = accept_probs(distinct), line.arm.draft_length
-            found = forecast(probs, len(probs), k, round_cost(costs, n_prompt), costs.draft_catch, costs.replay)
-            part.independent = True
-            part.expected += n_repeats * found.cost
-            part.expected_rounds += n_repeats * found.n_rounds
+            probs, part.independent = accept_probs(distinct), True
+            cost_of = round_cost(costs, n_prompt)
+            found = forecast(probs, len(probs), line.arm.draft_length, cost_of, costs.draft_catch, costs.replay)
+            seconds, n_rounds = found.cost, found.n_rounds
         elif rounds_along:
-            made, rounds = PredictedSeconds(), rounds_along(distinct)
-            if lookup_costs is None and any(round_.looked_up for round_ in rounds):
+            rounds = rounds_along(distinct)
+            if lookup_costs is None and any(made.looked_up for made in rounds):
                 return replace(part, expected=0.0, expected_rounds=0.0)
-            _price_rounds(made, rounds, n_prompt, costs, lookups)
-            part.expected += n_repeats * (made.draft + made.verify + made.overhead)
-            part.expected_rounds += n_repeats * made.n_rounds
+            made = _seconds_of(rounds, n_prompt, costs, lookups)
+            seconds, n_rounds = made.draft + made.verify + made.overhead, made.n_rounds
+        else:
+            break
+        part.expected += n_repeats * seconds
+        part.expected_rounds += n_repeats * n_rounds
     return part
 
 
-def _price_rounds(
-    part: PredictedSeconds, rounds: list[RoundCounts], n_prompt: int, of_model: Costs, lookup_costs: Costs
-) -> None:
-    context = n_prompt
+def _seconds_of(rounds: list[RoundCounts], context: int, of_model: Costs, of_lookup: Costs) -> PredictedSeconds:
+    """Price rounds, the first of which begins after `context` tokens."""
+    part = PredictedSeconds(n_rounds=len(rounds))
     for (n_drafted, n_accepted, looked_up), catch_up in zip(rounds, catch_ups(rounds), strict=True):
-        costs = lookup_costs if looked_up else of_model
-        part.n_rounds += 1
+        costs = of_lookup if looked_up else of_model
         part.n_drafted += n_drafted
         part.draft += costs.draft_seconds(n_drafted, context, 1 if looked_up else catch_up)
         part.verify += costs.verify_seconds(n_drafted + 1, context)
         part.overhead += costs.overhead_seconds(n_drafted, rejected=n_accepted < n_drafted)
         context += n_accepted + 1
+    return part
 
 
 def round_cost(costs: Costs, n_prompt: int) -> Cost:
@@ -140,24 +132,27 @@ def predictions(row: Row, part: PredictedSeconds) -> dict[str, Any]:
     # The formula and the ladder know one length and no branches, and rounds that do not hang on the ones before.
     if acceptance_rate is None or not k or not part.independent or not part.expected or row.book_formula is None:
         return added
-    independent = expected_tokens_per_round(acceptance_rate, k)
+    tau = expected_tokens_per_round(acceptance_rate, k)
+    model = tau / (draft + verify + overhead)
     values = (
         book_formula(acceptance_rate, k),
-        independent,
-        independent / (1 + draft),
-        independent / (draft + verify),
-        cost_model_speedup(independent, 1.0, draft, verify, overhead),
+        tau,
+        tau / (1 + draft),
+        tau / (draft + verify),
+        model,
         added["forecast"],
         row.speedup,
     )
     return added | {
         "leviathan": leviathan_speedup(acceptance_rate, k, added["draft_cost"]),
-        "cost_model": values[4],
+        "cost_model": model,
         "ladder": [Rung(name=name, speedup=value) for name, value in zip(RUNGS, values, strict=True)],
     }
 
 
 # --- noise ------------------------------------------------------------------------------------------------------------
+
+FURTHEST = 1.10  # a factor, in both directions; the floors of quiet machines reach 0.94 and 1.10
 
 
 def noise_floor(baseline: list[Decoded], again: list[Decoded]) -> Noise | None:
@@ -165,11 +160,10 @@ def noise_floor(baseline: list[Decoded], again: list[Decoded]) -> Noise | None:
     None where there is no second run."""
     if not again or not baseline:
         return None
-    seconds = {s.prompt_index: s.seconds for s in baseline}
-    pairs = [(seconds[s.prompt_index], s.seconds) for s in again]
-    tops, bottoms = zip(*pairs, strict=True)
-    low, high = ratio_interval(list(tops), list(bottoms)) or (None, None)
-    of, ratio = baseline[0], sum(tops) / sum(bottoms)
+    seconds, of = {one.prompt_index: one.seconds for one in baseline}, baseline[0]
+    tops, bottoms = [seconds[one.prompt_index] for one in again], [one.seconds for one in again]
+    low, high = ratio_interval(tops, bottoms) or (None, None)
+    ratio = sum(tops) / sum(bottoms)
     return Noise(temperature=of.temperature, ratio=ratio, low=low, high=high, n_texts=of.n_texts)
 
 
@@ -181,15 +175,10 @@ def verdict(
 
     low, high: the speedup's 95 % interval, None with fewer prompts than it needs. floor: `noise_floor` of the run.
     """
-    own = 0.0
-    if floor is not None and floor.low is not None and floor.high is not None:
-        own = max(abs(math.log(floor.low)), abs(math.log(floor.high)))
-    if low is None or high is None or low <= 1 <= high or abs(math.log(speedup)) <= own:
+    own = reach(replace(floor, ratio=1.0)) if floor else 1.0
+    if low is None or high is None or low <= 1 <= high or abs(math.log(speedup)) <= math.log(own):
         return "unclear"
     return "faster" if speedup > 1 else "slower"
-
-
-FURTHEST = 1.10  # a factor, in both directions; the floors of quiet machines reach 0.94 and 1.10
 
 
 def reach(floor: Noise) -> float:

@@ -22,11 +22,9 @@ def book_formula(acceptance: float, draft_length: int) -> float:
     speculative-decoding lab in its repository, cfregly/ai-performance-engineering.
 
     It leaves out the draft's cost, the cost of verifying and the bonus token. At k = 1 it is always 1; it grows with k
-    without limit, so it gives no best k.
-
-    Exact if all of this holds: drafting is free, a pass of width k + 1 costs one decode step, there is no bonus token,
-    every round is all or nothing (k tokens or 1), and `acceptance` is the share of output tokens that came from fully
-    accepted rounds.
+    without limit, so it gives no best k. It is exact if drafting is free, a pass of width k + 1 costs one decode step,
+    there is no bonus token, every round is all or nothing (k tokens or 1), and `acceptance` is the share of output
+    tokens that came from fully accepted rounds.
 
     Fed with alpha, the acceptance of a tested position, it is a strict lower bound for 0 < alpha < 1 while rounds have
     no overhead: 1 > alpha^k (k - (k - 1) alpha). Above the overhead `omega_star` it is too high.
@@ -39,21 +37,15 @@ def book_formula(acceptance: float, draft_length: int) -> float:
 
 
 def omega_star(acceptance: float, draft_length: int) -> float:
-    """Return the overhead of a round, in decode steps of the target, beyond which the book's formula over-estimates.
+    """Return the overhead of a round, k c + (v - 1) + o, beyond which the book's formula over-estimates.
 
     omega* solves tau / (1 + omega) = `book_formula`:  a (1 - a^k (k - (k - 1) a)) / (k (1 - a)).  At a = 1 it is 1 / k.
-    Compare with `overhead_per_round`.
 
     >>> [round(omega_star(a, k), 3) for a, k in [(0.7, 4), (0.8, 4), (0.7, 8), (0.8, 8)]]
     [0.317, 0.345, 0.24, 0.299]
     """
     # In this form nothing cancels where a is close to 1.
     return expected_tokens_per_round(acceptance, draft_length) / book_formula(acceptance, draft_length) - 1
-
-
-def overhead_per_round(draft_length: float, draft_cost: float, verify_cost: float, overhead: float) -> float:
-    """Return omega = k c + (v - 1) + o: the cost of a round beyond one decode step of the target, in such steps."""
-    return draft_length * draft_cost + (verify_cost - 1) + overhead
 
 
 def expected_tokens_per_round(acceptance: float, draft_length: int) -> float:
@@ -67,26 +59,18 @@ def expected_tokens_per_round(acceptance: float, draft_length: int) -> float:
     return sum(acceptance**i for i in range(draft_length + 1))
 
 
-def leviathan_speedup(acceptance: float, draft_length: int, draft_cost: float) -> float:
-    """Return tau / (1 + k c): a pass of width k + 1 costs one decode step, nothing else costs. 2211.17192, theorem
-    3.8"""
-    return expected_tokens_per_round(acceptance, draft_length) / (1 + draft_length * draft_cost)
-
-
-def cost_model_speedup(
-    tokens_per_round: float, drafted_per_round: float, draft_cost: float, verify_cost: float, overhead: float
-) -> float:
-    """Return the accounting identity tau / (k c + v + o), costs in decode steps of the target. No probability in it."""
-    return tokens_per_round / (drafted_per_round * draft_cost + verify_cost + overhead)
-
-
 def model_speedup(
     acceptance: float, draft_length: int, draft_cost: float, verify_cost: float, overhead: float
 ) -> float:
-    """Return tau / (k c + v + o) if every tested position accepts independently; costs in decode steps of the
-    target."""
+    """Return tau / (k c + v + o) if every tested position accepts independently."""
     tau = expected_tokens_per_round(acceptance, draft_length)
-    return cost_model_speedup(tau, draft_length, draft_cost, verify_cost, overhead)
+    return tau / (draft_length * draft_cost + verify_cost + overhead)
+
+
+def leviathan_speedup(acceptance: float, draft_length: int, draft_cost: float) -> float:
+    """Return tau / (1 + k c): a pass of width k + 1 costs one decode step, nothing else costs. 2211.17192, theorem
+    3.8"""
+    return model_speedup(acceptance, draft_length, draft_cost, verify_cost=1, overhead=0)
 
 
 def _check(acceptance: float, draft_length: int, smallest: int = 0) -> None:

@@ -12,7 +12,7 @@ from speclab.records.rows import Row
 
 
 class Effect(NamedTuple):
-    """The effect that one rung of the ladder adds, and how it is named."""
+    """What one rung of the ladder adds."""
 
     name: str
     meaning: str
@@ -39,9 +39,7 @@ PREDICTORS = {
 
 def factors(row: Row) -> dict[str, float]:
     """Return the factor by which each effect multiplies the speedup, by its name, in the order of EFFECTS; empty for a
-    row without a ladder.
-
-    The last two rungs are the row's forecast and its speedup, which older records name otherwise.
+    row without a ladder. The last two rungs are the row's forecast and its speedup, which older records name otherwise.
     """
     by_name = {rung.name: rung.speedup for rung in row.ladder or []}
     if not by_name or row.forecast is None:
@@ -51,25 +49,18 @@ def factors(row: Row) -> dict[str, float]:
 
 
 def prediction_rows(rows: list[Row]) -> list[Row]:
-    """Return the speculative rows whose errors count: each prompt once, so either the kinds of prompt or "all", not
-    both."""
+    """Return the speculative rows whose errors count: each prompt once, so either the kinds of prompt or "all"."""
     speculative = [row for row in rows if row.draft]
     kinds = [row for row in speculative if row.prompt_kind not in ("all", "not looping")]
     return kinds or [row for row in speculative if row.prompt_kind == "all"] or speculative
 
 
 def prediction_errors(rows: list[Row]) -> dict[str, dict[str, float]]:
-    """Return a dict: predictor -> {"n": rows it predicts, "median": of |error|, "max": of |error|}. Predictors without
-    rows are left out.
-
-    The error is predicted / measured - 1.
-
-    All given rows count: choose them with `prediction_rows`.
-    """
+    """Return a dict: predictor -> {"n": rows it predicts, "median": of |error|, "max": of |error|}, of all given rows
+    (`prediction_rows`). The error is predicted / measured - 1. Predictors without rows are left out."""
     summary = {}
     for predictor in PREDICTORS:
         pairs = [(getattr(row, predictor), row.speedup) for row in rows]
-        misses = [abs(predicted / measured - 1) for predicted, measured in pairs if predicted is not None]
-        if misses:
+        if misses := [abs(predicted / measured - 1) for predicted, measured in pairs if predicted is not None]:
             summary[predictor] = {"n": len(misses), "median": median(misses), "max": max(misses)}
     return summary

@@ -49,10 +49,8 @@ def judge_divergence(
     """Judge the first difference of two greedy texts: is it rounding or a bug? None when they agree.
 
     Numerical: both candidates lie within twice the rounding error of the reference's top logit on the common prefix.
-    The error is what the run's dtype changes in the uncached logits there, at least two rounding units
-    (`row_errors` in speclab/models/checking/rounding.py), and no cache has a part in it: a broken cache cannot widen
-    its own bound.
-    `vocab_size`: ids above it are never emitted, so they do not count.
+    The error is what the run's dtype changes in the uncached logits there (`row_errors` of checking/rounding.py): a
+    broken cache cannot widen its own bound. vocab_size: ids above it are never emitted, so they do not count.
     """
     pairs = list(zip(baseline, speculative, strict=False))
     position = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
@@ -79,143 +77,91 @@ class ZStatistics(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        """Tell whether both lie within Z_BOUND."""
         return all(abs(z) < Z_BOUND for z in (self.residual, self.surprise))
 
 
-class Moments(NamedTuple):
-    """The mean, variance and third central moment of a number that each token has, at each of n places; (n,) each."""
+class Places(NamedTuple):
+    """The distributions that are tested at n places of texts. They follow from the text before each place alone.
 
-    mean: Tensor
-    variance: Tensor
-    third: Tensor
-
-
-class Places:
-    """The distributions that are tested at some places of texts. They follow from the text before each place alone.
-
-    target_probs and draft_probs: (n, vocab), the distributions at each place. `draft_probs` may be anything fixed by
-    the text before the token; it only chooses where to look. possible: (n, vocab) of bool, the tokens that may be
-    emitted; where it is not given, those of a target probability above 0. A possible token of probability 0 is one of
-    which rounding decides whether a filter keeps it; `target_probs` is then the distribution given that the token is
-    one of the others. noise: (n,), the variance of ln p by rounding; None where it is next to nothing.
+    A possible token of target probability 0 is one of which rounding decides whether a filter keeps it; `target_probs`
+    is then the distribution given that the token is one of the others.
     """
 
-    def __init__(
-        self, target_probs: Tensor, draft_probs: Tensor, possible: Tensor | None = None, noise: Tensor | None = None
-    ):
-        p, q = target_probs.double(), draft_probs.double()
-        self.probs, self.possible = p, p > 0 if possible is None else possible
-        self.liked = q > p  # an accept rule that keeps the draft's tokens too often shows here
-        surprise = torch.where(p > 0, -p.log(), 0.0)
-        self.liked_moments = _moments(p, self.liked.double(), noise)
-        self.surprise_moments = _moments(p, surprise, noise)
-
-
-def _moments(p: Tensor, values: Tensor, noise: Tensor | None) -> Moments:
-    """Return the moments of a number that each token has, (n, vocab), under the distributions `p`.
-
-    Where the run's ln p have independent errors of variance `noise` (n,) around those of `p`, this is to the second
-    order.
-    """
-    mean = (p * values).sum(-1)
-    above = values - mean[:, None]
-    variance, third = (p * above**2).sum(-1), (p * above**3).sum(-1)
-    if noise is not None:
-        mean, variance = mean - noise * (p**2 * above).sum(-1), variance + noise * (p**2 * above**2).sum(-1)
-    return Moments(mean, variance, third)
-
-
-class ZSum:
-    """The sum of a number over tokens, less its mean, together with the moments that it has by chance."""
-
-    def __init__(self) -> None:
-        self.total = self.variance = self.third = 0.0
-
-    def add(self, values: Tensor, moments: Moments, counted: Tensor) -> None:
-        """Add values (n,). counted, (n,) of bool, tells which of them are added."""
-        self.total += (values - moments.mean)[counted].sum().item()
-        self.variance += moments.variance[counted].sum().item()
-        self.third += moments.third[counted].sum().item()
-
-    @property
-    def z(self) -> float:
-        """Return a nearly standard normal number, also where rare events make the sum skewed; 0 where nothing varied.
-
-        It solves z = w + skewness * (w^2 - 1) / 6, the Cornish-Fisher expansion, for w (Hall 1992). Of a Poisson
-        variable it lies beyond 4.9 with a probability of at most 5e-7 on either side, whether 0.01 or 1,000 events are
-        expected (tests/theory/test_z_statistics.py).
-        """
-        if self.variance <= 1e-12 or math.isinf(self.total):
-            return math.copysign(math.inf, self.total) if abs(self.total) > 1e-6 else 0.0
-        z, skewness = self.total / math.sqrt(self.variance), self.third / self.variance**1.5
-        if abs(skewness) < 1e-6:
-            return z
-        return 3 / skewness * (math.sqrt(max(1 + 2 * skewness / 3 * (z + skewness / 6), 0.0)) - 1)
+    target_probs: Tensor  # (n, vocab)
+    draft_probs: Tensor  # (n, vocab), or anything fixed by the text before the token; it only chooses where to look
+    possible: Tensor | None = None  # (n, vocab) of bool, tokens that may be emitted; None: those of probability above 0
+    noise: Tensor | None = None  # (n,), the variance of ln p by rounding; None: it is next to nothing
 
 
 class ZSums:
-    """Adds up two martingales over texts."""
+    """Adds up two martingales over texts, with the variance and the third central moment that they have by chance."""
 
     def __init__(self) -> None:
-        self._residual, self._surprise = ZSum(), ZSum()
+        self._sums = torch.zeros(2, 3, dtype=torch.float64)  # residual and surprise: total, variance, third moment
         self._n = self._n_uncertain = 0
 
     def add(self, tokens: Tensor, places: Places) -> None:
         """Count (n,) tokens, one at each of the places.
 
         A token whose probability rounding decides is counted, but not tested. A token that is not possible makes z_L
-        infinite, as it should.
+        infinite, as it should. Where the run's ln p have independent errors of variance `noise` around those of the
+        places, the moments are right to the second order.
         """
-        here = torch.arange(len(tokens))
-        prob = places.probs[here, tokens]
-        tested = (prob > 0) | ~places.possible[here, tokens]
-        self._n += len(tokens)
-        self._n_uncertain += len(tokens) - int(tested.sum())
-        self._residual.add(places.liked[here, tokens].double(), places.liked_moments, tested)
-        self._surprise.add(-prob.log(), places.surprise_moments, tested)
+        p, q, possible, noise = places
+        p, at = p.double(), tokens[:, None]
+        values = torch.stack([(q > p).double(), torch.where(p > 0, -p.log(), 0.0)])  # (2, n, vocab)
+        mean = (p * values).sum(-1)  # (2, n)
+        above = values - mean[..., None]
+        variance, third = (p * above**2).sum(-1), (p * above**3).sum(-1)
+        if noise is not None:
+            mean, variance = mean - noise * (p**2 * above).sum(-1), variance + noise * (p**2 * above**2).sum(-1)
+        emitted = values.gather(-1, at.expand(2, -1, 1))[..., 0]
+        tested = p.gather(-1, at)[:, 0] > 0
+        impossible = ~(tested if possible is None else possible.gather(-1, at)[:, 0])
+        self._sums += torch.stack([emitted - mean, variance, third], dim=-1)[:, tested].sum(1)
+        self._sums[1, 0] += torch.where(impossible, torch.inf, 0.0).sum()
+        self._n, self._n_uncertain = self._n + len(tokens), self._n_uncertain + int((~tested & ~impossible).sum())
 
     def result(self) -> ZStatistics:
         """Return the statistics; each is 0 where nothing varied."""
-        return ZStatistics(self._residual.z, self._surprise.z, self._n, self._n_uncertain)
+        residual, surprise = (z_of(*sums) for sums in self._sums.tolist())
+        return ZStatistics(residual, surprise, self._n, self._n_uncertain)
 
 
-def judge_text(
-    sums: ZSums,
-    reference: Reference,
-    prompt: list[int],
-    tokens: list[int],
-    sampling: Sampling,
-    vocab_size: int,
-    draft_probs: Tensor,
-) -> None:
-    """Add the tokens of a text to the sums. draft_probs: (n, vocab_size), see `Places`. Temperature above 0."""
-    for part, places in known_law(reference, prompt, tokens, sampling, vocab_size, draft_probs):
-        sums.add(torch.tensor(tokens[part], dtype=torch.long), places)
+def z_of(total: float, variance: float, third: float) -> float:
+    """Return a nearly standard normal number, also where rare events make a sum skewed; 0 where nothing varied.
+
+    It solves z = w + skewness * (w^2 - 1) / 6, the Cornish-Fisher expansion, for w (Hall 1992). Of a Poisson variable
+    it lies beyond 4.9 with a probability of at most 5e-7 on either side, whether 0.01 or 1,000 events are expected
+    (tests/theory/test_z_statistics.py).
+    """
+    if variance <= 1e-12 or math.isinf(total):
+        return math.copysign(math.inf, total) if abs(total) > 1e-6 else 0.0
+    z, skewness = total / math.sqrt(variance), third / variance**1.5
+    if abs(skewness) < 1e-6:
+        return z
+    return 3 / skewness * (math.sqrt(max(1 + 2 * skewness / 3 * (z + skewness / 6), 0.0)) - 1)
 
 
 def known_law(
-    reference: Reference,
-    prompt: list[int],
-    tokens: list[int],
-    sampling: Sampling,
-    vocab_size: int,
-    draft_probs: Tensor,
-) -> Iterator[tuple[slice, Places]]:
-    """Return the target's distribution at the places of `tokens`, as far as rounding lets it be known. It comes from
-    uncached passes, a few places at a time.
+    reference: Reference, prompt: list[int], tokens: list[int], sampling: Sampling, vocab_size: int, draft_probs: Tensor
+) -> Iterator[tuple[Tensor, Places]]:
+    """Return the tokens of a text and the target's distribution at their places, as far as rounding lets it be known: a
+    few places at a time, from uncached passes. It is the distribution among the tokens that the filters keep whatever
+    the rounding.
 
-    It is the distribution among the tokens that the filters keep whatever the rounding.
+    draft_probs: (n, vocab_size), see `Places`. The temperature must be above 0.
     """
-    before, text = (torch.tensor([ids], dtype=torch.long) for ids in (prompt, tokens[:-1]))
-    logits, deviations = reference.with_deviations(before, text, vocab_size)
+    before, text = (torch.tensor([ids], dtype=torch.long) for ids in (prompt, tokens))
+    logits, deviations = reference.with_deviations(before, text[:, :-1], vocab_size)
     for start in range(0, len(tokens), CHUNK):
         part = slice(start, start + CHUNK)
         sure, possible = kept(logits[part], deviations[part], sampling)
         scaled = logits[part].double() / sampling.temperature
         probs = scaled.masked_fill(~sure, -torch.inf).softmax(-1).nan_to_num(0.0)
         noise = (deviations[part] / sampling.temperature) ** 2
-        yield part, Places(probs, draft_probs[part], possible, noise if noise.max() > NOISE_THAT_COUNTS else None)
+        some = noise if noise.max() > NOISE_THAT_COUNTS else None
+        yield text[0, part], Places(probs, draft_probs[part], possible, some)
 
 
 def kept(logits: Tensor, deviation: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
@@ -229,24 +175,17 @@ def kept(logits: Tensor, deviation: Tensor, sampling: Sampling) -> tuple[Tensor,
     ordered = ordered - ordered[:, :1]
     deviation = deviation.double()[:, None] / sampling.temperature
     slack = APART * deviation  # the most by which the difference of two logits may be off
-    possible = -ordered <= slack + NEVER
-    sure = possible & (deviation <= RESOLVED)
-    if sampling.top_k or sampling.top_p < 1:
-        above_surely = torch.searchsorted(-ordered, -ordered - slack)  # tokens that are more probable by any rounding
-        above_perhaps = torch.searchsorted(-ordered, -ordered + slack, right=True) - 1  # all others that may be
-        top_k = sampling.top_k or ordered.shape[-1]
-        within, perhaps_within = above_perhaps < top_k, above_surely < top_k  # top-k keeps them surely, or perhaps
-        sure, possible = sure & within, possible & perhaps_within
-        # The mass of the tokens before each one in the order of top-p, after top-k, with all logits off at their worst.
-        weights, worst = ordered.exp(), slack.exp()
-        up_to = torch.nn.functional.pad(weights.cumsum(-1), (1, 0))  # (n, vocab + 1), the mass of the first i tokens
-        most, least = (up_to.gather(-1, mask.sum(-1, keepdim=True)) for mask in (perhaps_within, within))
-        above, through = up_to.gather(-1, above_surely), up_to.gather(-1, above_perhaps + 1)
-        lowest = above / (above + (most - above).clamp(min=0) * worst)
-        others = weights + (least - through).clamp(min=0)  # the token itself is among those of `through`
-        highest = (through - weights) * worst / ((through - weights) * worst + others)
-        if sampling.top_p < 1:
-            sure = sure & (highest < sampling.top_p - MASS_ERROR)
-            possible = possible & (lowest < sampling.top_p + MASS_ERROR)
+    n = min(sampling.top_k or ordered.shape[-1], ordered.shape[-1])
+    next_one = torch.nn.functional.pad(ordered, (0, 1), value=-torch.inf)[:, n : n + 1]
+    possible = (ordered >= -slack - NEVER) & (ordered >= ordered[:, n - 1 : n] - slack)
+    sure = possible & (deviation <= RESOLVED) & (ordered - slack > next_one)
+    if sampling.top_p < 1:
+        # The share of the tokens before each one, after top-k, with all logits off at their worst.
+        weights, worst = ordered.exp().where(torch.arange(ordered.shape[-1]) < n, 0.0), slack.exp()
+        up_to = torch.nn.functional.pad((weights / weights.sum(-1, keepdim=True)).cumsum(-1), (1, 0))  # (n, vocab + 1)
+        surely = up_to.gather(-1, torch.searchsorted(-ordered, -ordered - slack))  # of those above by any rounding
+        perhaps = up_to.gather(-1, torch.searchsorted(-ordered, -ordered + slack, right=True)) - up_to.diff(dim=-1)
+        sure = sure & (perhaps / (perhaps + (1 - perhaps) / worst) < sampling.top_p - MASS_ERROR)
+        possible = possible & (surely / (surely + (1 - surely) * worst) < sampling.top_p + MASS_ERROR)
     back = torch.zeros(order.shape, dtype=torch.bool)
     return back.scatter(-1, order, sure), back.scatter(-1, order, possible)

@@ -174,10 +174,10 @@ def test_what_was_accepted_is_kept_by_copies_and_by_the_next_text():
     assert seen == sorted(set(seen))
 
 
-@pytest.mark.parametrize("probability", [0.0, 0.2, 0.5, 0.999, 1.0])
-def test_every_probability_has_a_range(probability):
+def test_every_probability_has_a_range():
     seen = Acceptance()
-    assert seen.ranges.index(seen.given(probability)) == sum(probability >= edge for edge in EDGES)
+    for probability in (0.0, 0.2, 0.5, 0.999, 1.0):
+        assert seen.ranges.index(seen.given(probability)) == sum(probability >= edge for edge in EDGES)
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------
@@ -213,33 +213,16 @@ def test_costs_are_measured_for_every_length():
 
 
 @pytest.mark.parametrize("chooses", [True, False])
-def test_costs_are_those_of_a_draft_that_is_asked_as_the_run_asks_it(chooses, monkeypatch):
-    """After each token where lengths are chosen, and never in a hybrid whose length stands."""
+def test_rounds_that_cost_are_asked_as_the_run_asks_and_have_random_numbers_of_their_own(chooses, monkeypatch):
+    """A draft is asked after each token where lengths are chosen, and never in a hybrid whose length stands. Lengths
+    must not depend on the uniforms of the text that they are chosen in."""
     target, drafter = pair()
-    drawn, right = [], ModelDrafter.propose
-
-    def propose(one, k, uniforms):
-        drawn.append(one.keep_drafting is not None)
-        return right(one, k, uniforms)
-
-    monkeypatch.setattr(ModelDrafter, "propose", propose)
+    asked, seeds, propose, with_phases = [], [], ModelDrafter.propose, round_costs.with_phases
+    watched = lambda one, *args: asked.append(one.keep_drafting is not None) or propose(one, *args)  # noqa: E731
+    monkeypatch.setattr(ModelDrafter, "propose", watched)
+    monkeypatch.setattr(round_costs, "with_phases", lambda *args: seeds.append(args[-1].seed) or with_phases(*args))
     monkeypatch.setattr(round_costs, "ROUNDS_OF_EACH", 1)
     whole = AutoLength(drafter) if chooses else HybridDrafter(NgramDrafter(), drafter)
-    measure_costs(SPECULATIVE, target, whole, [PROMPT], DecodeSettings(40))
-    assert set(drawn) == {chooses}
-
-
-def test_no_text_has_the_random_numbers_of_the_rounds_that_cost(monkeypatch):
-    """Seconds may depend on the text, and the lengths that they choose must not depend on the uniforms of theirs."""
-    target, drafter = pair()
-    seeds, right = [], round_costs.with_phases
-
-    def with_phases(*args):
-        seeds.append(args[-1].seed)
-        return right(*args)
-
-    monkeypatch.setattr(round_costs, "with_phases", with_phases)
-    monkeypatch.setattr(round_costs, "ROUNDS_OF_EACH", 1)
-    measure_costs(SPECULATIVE, target, AutoLength(drafter), [PROMPT], DecodeSettings(40, Sampling(0.8), seed=7))
-    assert seeds
+    measure_costs(SPECULATIVE, target, whole, [PROMPT], DecodeSettings(40, Sampling(0.8), seed=7))
+    assert set(asked) == {chooses}
     assert min(seeds) > 2**49, "texts have smaller seeds"

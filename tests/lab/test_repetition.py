@@ -77,7 +77,7 @@ def test_the_screen_says_what_was_cut(pair_folder, tmp_path, monkeypatch):
     by_kind = {kind: [text for its_kind, text in prompts.standard() if its_kind == kind] for kind in prompts.KINDS}
     texts = [("code", by_kind["code"][4]), ("prose", by_kind["prose"][0]), ("copy", by_kind["copy"][3])]
     monkeypatch.setattr("tests.lab.conftest.TEXTS", texts)
-    words = ("--target", LAB_TARGET, "--draft", "ngram", "-k", "2", "--max-new-tokens", "44", "--no-padded")
+    words = ("--target", LAB_TARGET, "--draft", "ngram", "-k", "2", "--max-new-tokens", "44", "--alone")
     ran = call(pair_folder, tmp_path, *words)
     assert (ran.code, ran.record.prompts["n_cut"]) == (0, 2)
     n_tokens = {row.temperature: row.n_tokens for row in ran.record.rows if row.draft and row.prompt_kind == "all"}

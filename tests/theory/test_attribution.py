@@ -6,15 +6,14 @@ import random
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
 from speclab.core.counts import Counts
 from speclab.lab.rows import row_of
-from speclab.records.rows import BASELINE, BASELINE_REPEAT, Arm, Decoded, Noise, RoundCounts
+from speclab.records.rows import BASELINE, Arm, Decoded, RoundCounts
 from speclab.theory import ladder
-from speclab.theory.attribution import PredictedSeconds, noise_floor, predictions, price, verdict
+from speclab.theory.attribution import PredictedSeconds, predictions, price
 from speclab.theory.costs import Costs, catch_ups
 from speclab.theory.forecast import AcceptProbs, forecast
 from tests.decoding import model_accept_probs
@@ -38,10 +37,6 @@ N_PROMPT = 10
 HALF = [0.5] * 6  # acceptance chances of a text of six tokens
 
 
-def arm_of(k: int) -> Arm:
-    return Arm("model", "model", k)
-
-
 def counts_of(rounds: list[RoundCounts]) -> Counts:
     counts = Counts(n_rounds=len(rounds))
     for n_drafted, n_accepted, _ in rounds:
@@ -58,20 +53,29 @@ def n_new(rounds: list[RoundCounts]) -> int:
     return 1 + sum(one.n_accepted + 1 for one in rounds)
 
 
-def speculated(k: int, *decodings: list[RoundCounts], seconds: float = 1.0, index: int = 0, n_prompt=N_PROMPT):
-    made = Decoded.begin(arm_of(k), 0.0, index, "code", n_prompt)
+def speculated(k: int, *decodings: list[RoundCounts], seconds: float = 1.0, arm: Arm | None = None) -> Decoded:
+    made = Decoded.begin(arm or Arm("model", "model", k), 0.0, 0, "code", N_PROMPT)
     for rounds in decodings:
-        made.add(0.5, seconds, [0] * n_new(rounds), counts_of(rounds), rounds)
+        n_new = 1 + sum(one.n_accepted + 1 for one in rounds)  # with prefill's token
+        made.add(0.5, seconds, [0] * n_new, counts_of(rounds), rounds)
     return made
 
 
-def plain(
-    *lengths: int, seconds: float = 1.0, index: int = 0, n_prompt: int = N_PROMPT, arm: Arm = BASELINE
-) -> Decoded:
-    made = Decoded.begin(arm, 0.0, index, "code", n_prompt)
+def plain(*lengths: int, seconds: float = 1.0) -> Decoded:
+    made = Decoded.begin(BASELINE, 0.0, 0, "code", N_PROMPT)
     for n in lengths:
         made.add(0.5, seconds, [0] * n)
     return made
+
+
+def explained(mine: Decoded, base: Decoded, *probs, **along):
+    """The row of an arm, with predictions from these costs."""
+    row = row_of(mine.arm, [mine], [base], COMMON, "all")
+    return replace(row, **predictions(row, price(mine, base, COSTS, *probs, **along)))
+
+
+def seconds_of(n: int, t: int, catch_up: int) -> float:
+    return COSTS.round_seconds(n, N_PROMPT + t - 1, catch_up)
 
 
 def constant(accept: list[float]) -> Callable[[list[int]], AcceptProbs]:
@@ -96,11 +100,7 @@ def expected_seconds(accept_probs: AcceptProbs, n: int, k: int, cost: Callable[[
 
 # --- accounting -------------------------------------------------------------------------------------------------------
 
-ROUNDS = [
-    RoundCounts(2, 2),
-    RoundCounts(2, 0),
-    RoundCounts(0, 0),
-]  # contexts 10, 13, 14; the second round catches up with two tokens
+ROUNDS = [RoundCounts(2, 2), RoundCounts(2, 0), RoundCounts(0, 0)]  # contexts 10, 13, 14; the second one catches up
 
 
 def test_accounting_by_hand():
@@ -111,12 +111,11 @@ def test_accounting_by_hand():
     assert part.draft == pytest.approx(0.18 + 0.001 * 2 * 10 + (0.18 + 0.02 + 0.001 * 2 * 13) + 0.03)
     assert part.verify == pytest.approx(1.4 + 0.02 * 10 + 1.4 + 0.02 * 13 + 1.1 + 0.02 * 14)
     assert part.overhead == pytest.approx(0.08 + 0.08 + 0.06)
-    row = row_of(arm_of(2), [speculated(2, ROUNDS)], [plain(6)], COMMON, "all")
-    found = predictions(row, part)
-    assert found["accounting"] == pytest.approx(5.6 / 5.316)
-    assert found["draft_cost"] == pytest.approx(0.456 / 4 / 1.12)
-    assert found["verify_cost"] == pytest.approx(4.64 / 3 / 1.12)
-    assert found["overhead"] == pytest.approx(0.22 / 3 / 1.12)
+    row = explained(speculated(2, ROUNDS), plain(6), constant(HALF))
+    assert row.accounting == pytest.approx(5.6 / 5.316)
+    assert row.draft_cost == pytest.approx(0.456 / 4 / 1.12)
+    assert row.verify_cost == pytest.approx(4.64 / 3 / 1.12)
+    assert row.overhead == pytest.approx(0.22 / 3 / 1.12)
 
 
 def test_a_hybrids_rounds_have_the_costs_of_the_part_that_drafted():
@@ -164,8 +163,7 @@ def test_accounting_is_exact_where_the_costs_are(seed):
     for index in range(4):
         n, n_prompt = dice.randint(4, 20), dice.randint(1, 50)
         ours, theirs = (
-            Decoded.begin(arm_of(k), 0.8, index, "code", n_prompt),
-            Decoded.begin(BASELINE, 0.8, index, "code", n_prompt),
+            Decoded.begin(arm, 0.8, index, "code", n_prompt) for arm in (Arm("model", "model", k), BASELINE)
         )
         for _ in range(2):
             rounds = random_rounds(dice, n, k)
@@ -174,7 +172,7 @@ def test_accounting_is_exact_where_the_costs_are(seed):
         mine.append(ours)
         base.append(theirs)
         total += price(ours, theirs, COSTS, constant([0.5] * n))
-    row = row_of(arm_of(k), mine, base, COMMON, "all")
+    row = row_of(mine[0].arm, mine, base, COMMON, "all")
     row = replace(row, **predictions(row, total))
     assert row.accounting == pytest.approx(row.speedup, rel=1e-12)
     if row.ladder:
@@ -193,23 +191,21 @@ def test_forecast_by_brute_force(seed, k):
     rounds = random_rounds(dice, 9, k)
     part = price(speculated(k, rounds), plain(9), COSTS, constant(accept))
     accept_probs = model_accept_probs(accept)
-    seconds = expected_seconds(accept_probs, 9, k, lambda n, t, catch: COSTS.round_seconds(n, N_PROMPT + t - 1, catch))
+    seconds = expected_seconds(accept_probs, 9, k, seconds_of)
     assert part.expected == pytest.approx(seconds)
     assert part.expected_rounds == pytest.approx(expected_seconds(accept_probs, 9, k, lambda n, t, catch: 1.0))
     replaying = price(speculated(k, rounds), plain(9), replace(COSTS, replay=1.0), constant(accept))
     assert replaying.expected - part.expected == pytest.approx(forecast(accept_probs, 9, k).n_rejected)
-    row = SimpleNamespace(acceptance_rate=None, draft_length=k, speedup=1.0, speedup_with_prefill=1.0)
-    found = predictions(row, part)
-    assert found["forecast"] == pytest.approx(part.baseline / seconds)
-    assert found["forecast_tokens_per_round"] == pytest.approx(8 / part.expected_rounds)
+    row = explained(speculated(k, rounds), plain(9), constant(accept))
+    assert row.forecast == pytest.approx(part.baseline / seconds)
+    assert row.forecast_tokens_per_round == pytest.approx(8 / part.expected_rounds)
 
 
 def test_forecast_by_brute_force_for_lookups():
     """Proposals that depend on where they were made, shorter than k or empty."""
     accept_probs = [[], [1.0, 0.0], [], [1.0], [1.0, 1.0, 1.0], [0.0], [], [1.0], []]
     part = price(speculated(3, [RoundCounts(0, 0)] * 8), plain(9), COSTS, lambda text: accept_probs)
-    seconds = expected_seconds(accept_probs, 9, 3, lambda n, t, catch: COSTS.round_seconds(n, N_PROMPT + t - 1, catch))
-    assert part.expected == pytest.approx(seconds)
+    assert part.expected == pytest.approx(expected_seconds(accept_probs, 9, 3, seconds_of))
 
 
 def test_every_repeats_text_has_a_forecast_of_its_own():
@@ -241,9 +237,7 @@ def test_every_rung_is_its_formula(k):
     rounds = random_rounds(dice, 12, k)
     while not any(one.n_drafted for one in rounds[:2]):
         rounds = random_rounds(dice, 12, k)
-    mine, base = speculated(k, rounds, seconds=9.0), plain(12, seconds=14.0)
-    row = row_of(arm_of(k), [mine], [base], COMMON, "all")
-    row = replace(row, **predictions(row, price(mine, base, COSTS, constant([accept] * 12))))
+    row = explained(speculated(k, rounds, seconds=9.0), plain(12, seconds=14.0), constant([accept] * 12))
     alpha = row.acceptance_rate
     assert alpha is not None
     tau = (1 - alpha ** (k + 1)) / (1 - alpha) if alpha < 1 else k + 1
@@ -258,7 +252,7 @@ def test_every_rung_is_its_formula(k):
         model_accept_probs([accept] * 12),
         12,
         k,
-        lambda n, t, catch: COSTS.round_seconds(n, N_PROMPT + t - 1, catch),
+        seconds_of,
     )
     assert [(rung.name, rung.speedup) for rung in row.ladder] == [
         ("book formula", pytest.approx(1 / (1 - alpha + alpha / k))),
@@ -280,8 +274,7 @@ def test_every_rung_is_its_formula(k):
 )
 def test_rows_without_drafts_have_predictions_and_no_ladder(k, rounds):
     mine, base = speculated(k, rounds, seconds=spent(rounds)), plain(6, seconds=5.6)
-    row = row_of(arm_of(k), [mine], [base], COMMON, "all")
-    row = replace(row, **predictions(row, price(mine, base, COSTS, lambda text: [[]] * len(text))))
+    row = explained(mine, base, lambda text: [[]] * len(text))
     assert row.ladder is row.leviathan is row.cost_model is row.draft_cost is None
     assert row.accounting == pytest.approx(row.speedup)
     assert row.forecast == pytest.approx(row.speedup)
@@ -301,75 +294,7 @@ def test_rows_without_drafts_have_predictions_and_no_ladder(k, rounds):
 )
 def test_a_ladder_is_only_for_what_the_formula_knows(arm, along, has):
     """One length, no branches, and proposals that the text alone decides."""
-    mine, base = Decoded.begin(arm, 0.0, 0, "code", N_PROMPT), plain(6)
-    mine.add(0.5, 1.0, [0] * 6, counts_of(ROUNDS), ROUNDS)
     known = {"rounds_along": lambda text: ROUNDS} if along else {"accept_probs": constant(HALF)}
-    row = row_of(arm, [mine], [base], COMMON, "all")
-    row = replace(row, **predictions(row, price(mine, base, COSTS, **known)))
+    row = explained(speculated(2, ROUNDS, arm=arm), plain(6), **known)
     assert row.forecast
     assert (row.ladder is not None) is (row.leviathan is not None) is has
-
-
-# --- noise ------------------------------------------------------------------------------------------------------------
-
-
-def timed(arm: Arm, *decodings: list[float]) -> list[Decoded]:
-    """One sample for each list: the seconds of its repeats."""
-    found = []
-    for index, seconds in enumerate(decodings):
-        made = Decoded.begin(arm, 0.0, index, "code", N_PROMPT)
-        for decode in seconds:
-            made.add(0.5, decode, [0] * 11)
-        found.append(made)
-    return found
-
-
-def test_noise_floor_by_hand():
-    found = noise_floor(timed(BASELINE, [1.0], [2.0], [3.0]), timed(BASELINE_REPEAT, [2.0], [2.0], [2.0]))
-    assert found.ratio == pytest.approx(1.0)
-    assert found.low < 1 < found.high
-    found = noise_floor(timed(BASELINE, [3.0], [3.0]), timed(BASELINE_REPEAT, [2.0], [2.0]))
-    assert found == Noise(temperature=0.0, ratio=pytest.approx(1.5), low=None, high=None)
-    exact = noise_floor(
-        timed(BASELINE, [1.0, 2.0], [2.0, 2.0], [1.0, 3.0]), timed(BASELINE_REPEAT, [3.0], [4.0], [4.0])
-    )
-    assert exact == Noise(temperature=0.0, ratio=1.0, low=pytest.approx(1.0), high=pytest.approx(1.0))
-
-
-def test_noise_floor_pairs_prompts():
-    """Neither the order of the samples nor a prompt that only the first run has may matter."""
-    base, again = timed(BASELINE, [1.0], [5.0], [100.0]), timed(BASELINE_REPEAT, [2.0], [4.0])
-    assert noise_floor(base[::-1], again).ratio == pytest.approx(1.0)
-
-
-# --- verdict ----------------------------------------------------------------------------------------------------------
-
-
-def judged(speedup, low=None, high=None, floor=None) -> str:
-    return verdict(speedup, low, high, floor)
-
-
-def floor_of(low, high) -> Noise:
-    return Noise(temperature=0.0, ratio=1.0, low=low, high=high)
-
-
-@pytest.mark.parametrize(
-    ("word", "case"),
-    [
-        ("unclear", {"speedup": 1.1, "low": 0.98, "high": 1.2}),  # covers 1
-        ("unclear", {"speedup": 0.9, "low": 0.8, "high": 1.0}),  # touches 1
-        ("faster", {"speedup": 1.1, "low": 1.02, "high": 1.2}),
-        ("slower", {"speedup": 0.9, "low": 0.8, "high": 0.99}),
-        ("unclear", {"speedup": 1.02, "low": 1.01, "high": 1.03, "floor": floor_of(0.96, 1.04)}),  # inside
-        ("unclear", {"speedup": 0.98, "low": 0.97, "high": 0.99, "floor": floor_of(0.96, 1.04)}),
-        ("faster", {"speedup": 1.05, "low": 1.03, "high": 1.07, "floor": floor_of(0.97, 1.04)}),  # sticks out
-        ("slower", {"speedup": 0.95, "low": 0.93, "high": 0.97, "floor": floor_of(0.97, 1.04)}),
-        ("unclear", {"speedup": 1.04, "low": 1.01, "high": 1.07, "floor": floor_of(0.91, 0.99)}),  # either way
-        ("faster", {"speedup": 1.02, "low": 1.01, "high": 1.03, "floor": floor_of(None, None)}),  # floor unknown
-        ("unclear", {"speedup": 1.1}),  # fewer than three prompts
-        ("unclear", {"speedup": 0.9}),
-        ("unclear", {"speedup": 1.0}),
-    ],
-)
-def test_verdict(word, case):
-    assert judged(**case) == word

@@ -19,11 +19,9 @@ from hypothesis import strategies as st
 import optimized_speculative
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.counts import Counts
-from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import Sampling
-from speclab.models.family import Room
 from speclab.theory.forecast import Forecast, forecast
-from tests.decoding import model_accept_probs, plain_text, speculative_rounds
+from tests.decoding import ScriptedTarget, model_accept_probs, plain_text, speculative_rounds
 from tests.test_exact import (
     CENTRE,
     Box,
@@ -40,56 +38,6 @@ from tests.test_exact import (
 
 given_cases = settings(max_examples=30)
 EXACT = 1e-11  # what float64 sums may lose against fractions
-
-
-class TableModel:
-    """Stands in for a CachedModel: the distribution after the prompt and some new tokens is looked up."""
-
-    device, room, max_length = torch.device("cpu"), Room(None), None
-
-    def __init__(self, row_after: Callable[[Prefix], Row], n_prompt: int):
-        self.row_after, self.n_prompt = row_after, n_prompt
-        self.vocab_size = self.n_ids = len(row_after(()))
-        self.tokens: list[int] = []
-        self.widths: list[int] = []  # tokens of each feed
-
-    @property
-    def length(self) -> int:
-        return len(self.tokens)
-
-    def replace_unknown(self, ids: torch.Tensor) -> torch.Tensor:
-        return ids
-
-    def chain(self, tokens: torch.Tensor, k: int) -> None:
-        """There is no call of several passes."""
-
-    def prefill(self, prompt: torch.Tensor) -> torch.Tensor:
-        self.tokens, self.widths = prompt[0].tolist(), []
-        return self._logits(len(self.tokens) - 1)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        first = len(self.tokens)
-        self.tokens += tokens[0].tolist()
-        self.widths.append(tokens.shape[1])
-        return self._logits(first)
-
-    def step(self, token: torch.Tensor) -> torch.Tensor:
-        return self.forward(token[:, None])
-
-    def verify(self, last_token: torch.Tensor, draft: Draft) -> torch.Tensor:
-        return draft.verified_by(self, last_token)
-
-    def commit(self, decided: Decided) -> None:
-        self.crop(self.length - decided.n_drafted + decided.n_accepted)
-
-    def crop(self, length: int) -> None:
-        del self.tokens[length:]
-
-    def _logits(self, first: int) -> torch.Tensor:
-        """(1, tokens from `first` on, vocab); finite, yet a probability of 0 stays exactly 0"""
-        rows = [self.row_after(tuple(self.tokens[self.n_prompt : i + 1])) for i in range(first, len(self.tokens))]
-        probs = torch.tensor([[float(weight) for weight in row] for row in rows], dtype=torch.float64)
-        return probs.log().clamp(min=-1e5)[None]
 
 
 # --- production, round by round ---------------------------------------------------------------------------------------
@@ -113,7 +61,7 @@ class Case(NamedTuple):
     def drafter(self) -> ModelDrafter | NgramDrafter:
         if self.ngram:
             return NgramDrafter(longest=2, shortest=1)
-        return ModelDrafter(TableModel(self.tables.draft.__getitem__, len(self.prompt)))
+        return ModelDrafter(ScriptedTarget(self.tables.draft.__getitem__, len(self.prompt)))
 
     def proposal(self, prefix: Prefix) -> list[int]:
         """What prompt lookup proposes after the prompt and `prefix`, at most k tokens."""
@@ -203,7 +151,7 @@ def play_round(case: Case, prefix: Prefix, dice: Dice) -> list[Played]:
             k_most = case.tables.k
             drawn = [*drafting, *[UNUSED] * (k_most - len(drafting)), *judging, *[UNUSED] * (k_most + 1 - len(judging))]
             dice.script = [[prefill], [inside(box, CENTRE) for box in drawn]]
-            target = TableModel(case.tables.target.__getitem__, len(case.prompt))
+            target = ScriptedTarget(case.tables.target.__getitem__, len(case.prompt))
             rounds = speculative_rounds(target, case.drafter(), prompt, case.tables.k, left + 1, Sampling(1))
             assert next(rounds).tokens == [prefix[-1]]
             round_ = next(rounds)
@@ -267,16 +215,16 @@ def assert_forecast_is_exact(case: Case, texts: dict[Prefix, Sums]) -> None:
     assert total == pytest.approx(float(sum(sums.n_rounds for sums in texts.values())), rel=EXACT)
 
 
-SHAPES = [(2, 1, 4), (2, 2, 5), (2, 3, 5), (3, 2, 3)]  # vocabulary, k, N
-MORE_SHAPES = [(2, 3, 6), (3, 1, 4), (3, 2, 4), (3, 3, 4)]
-
-
 def shapes(few: list, more: list) -> list:
+    """Of (vocabulary, k, N)."""
     return [*few, *(pytest.param(*shape, marks=pytest.mark.full) for shape in more)]
 
 
+FEW, MORE = [(2, 1, 4), (2, 2, 5), (2, 3, 5), (3, 2, 3)], [(2, 3, 6), (3, 1, 4), (3, 2, 4), (3, 3, 4)]
+
+
 @pytest.mark.parametrize("family", ["dense", "zeros", "draft blind", "target forbids"])
-@pytest.mark.parametrize(("vocab", "k", "n_tokens"), shapes(SHAPES, MORE_SHAPES))
+@pytest.mark.parametrize(("vocab", "k", "n_tokens"), shapes(FEW, MORE))
 def test_a_model_drafts_forecast_is_the_production_decoders_expectation(family, vocab, k, n_tokens, dice):
     """E[rounds | text] for every possible text, and what was drafted, tested and accepted: no average in it."""
     case = Case(random_tables(1, vocab, k, n_tokens, family), (0,), ngram=False, n_tokens=n_tokens)
@@ -323,7 +271,7 @@ def test_greedy_decoding_does_what_the_forecast_says(kind, k, seed):
     """Nothing is left to chance: every count of a whole production run, and how often the draft caught up."""
     n_tokens, prompt = 40 + seed, torch.tensor([[0, 1, 2]])
     target_rows, draft_rows = greedy_pair(seed, agreement=[0.0, 0.5, 0.7, 0.8, 0.9, 1.0][seed])
-    target, draft = TableModel(target_rows, 3), TableModel(draft_rows, 3)
+    target, draft = ScriptedTarget(target_rows, 3), ScriptedTarget(draft_rows, 3)
     text = plain_text(target, prompt, n_tokens)
     if kind == "model":
         drafter = ModelDrafter(draft)
@@ -386,39 +334,32 @@ REPLAY = Fraction(3, 11)  # what a round with a rejection costs more
 chance = st.fractions(0, 1, max_denominator=6)
 
 
+def check_all_patterns(rows, n_tokens: int, k: int, extra: int, place_of) -> None:
+    """Every combination of fates, one walk each. rows: (state, number) -> chance. place_of: what shares one fate."""
+    places = {place_of(t, n): row[n] for t, row in enumerate(rows) for n in range(min(len(row), k, n_tokens - t - 1))}
+    patterns = []
+    for fates in itertools.product((True, False), repeat=len(places)):
+        fate, weight = dict(zip(places, fates, strict=True)), Fraction(1)
+        for place, kept in fate.items():
+            weight *= places[place] if kept else 1 - places[place]
+        patterns.append((weight, walk(rows, n_tokens, k, lambda t, n, fate=fate: fate[place_of(t, n)])))
+    found = forecast([[float(a) for a in row] for row in rows], n_tokens, k, price, extra, rejected_round_extra=3 / 11)
+    assert found == pytest.approx(expected(patterns, price, Fraction(extra)), rel=EXACT, abs=EXACT)
+
+
 @given_cases
 @given(st.lists(chance, min_size=1, max_size=8), st.integers(0, 9), st.integers(0, 3))
 def test_model_accept_probs_against_all_patterns_of_acceptance(accept, k, extra):
-    """Each token is accepted or not once and for all: 2^N patterns, one walk each."""
-    n_tokens = len(accept)
-    patterns = []
-    for pattern in itertools.product((True, False), repeat=n_tokens):
-        weight = Fraction(1)
-        for kept, a in zip(pattern, accept, strict=True):
-            weight *= a if kept else 1 - a
-        rows = [pattern[t:] for t in range(n_tokens)]
-        patterns.append((weight, walk(rows, n_tokens, k, lambda state, n, rows=rows: rows[state][n])))
-    found = forecast(
-        model_accept_probs([float(a) for a in accept]), n_tokens, k, price, extra, rejected_round_extra=3 / 11
-    )
-    assert found == pytest.approx(expected(patterns, price, Fraction(extra)), rel=EXACT, abs=EXACT)
+    """Each token is accepted or not once and for all: up to 2^N patterns."""
+    check_all_patterns(model_accept_probs(accept), len(accept), k, extra, lambda t, n: t + n)
 
 
 @given_cases
 @given(st.lists(st.lists(chance, max_size=3), min_size=5, max_size=5), st.integers(0, 4), st.integers(0, 2))
 def test_rows_of_their_own_against_all_patterns_of_acceptance(rows, k, extra):
-    """As n-grams need it: every state has its own proposal of its own length, so the patterns are over all of them."""
-    n_tokens = len(rows)
-    places = [(t, n) for t in range(1, n_tokens) for n in range(min(len(rows[t]), k, n_tokens - t - 1))]
-    patterns = []
-    for fates in itertools.product((True, False), repeat=len(places)):
-        fate = dict(zip(places, fates, strict=True))
-        weight = Fraction(1)
-        for (t, n), kept in fate.items():
-            weight *= rows[t][n] if kept else 1 - rows[t][n]
-        patterns.append((weight, walk(rows, n_tokens, k, lambda state, n, fate=fate: fate[state, n])))
-    found = forecast([[float(a) for a in row] for row in rows], n_tokens, k, price, extra, rejected_round_extra=3 / 11)
-    assert found == pytest.approx(expected(patterns, price, Fraction(extra)), rel=EXACT, abs=EXACT)
+    """As n-grams need it: every state has its own proposal of its own length."""
+    rows = [[], *rows[1:]]  # no round begins in state 0
+    check_all_patterns(rows, len(rows), k, extra, lambda t, n: (t, n))
 
 
 def test_empty_proposals_are_plain_decoding():
@@ -427,13 +368,8 @@ def test_empty_proposals_are_plain_decoding():
     assert forecast([[]] * 10, 10, 4, full_round_extra=1) == plain
     assert forecast(model_accept_probs([0.5] * 10), 10, 0) == plain
     assert forecast([], 10, 0) == plain
-
-
-@pytest.mark.parametrize("n_tokens", [0, 1])
-def test_nothing_left_to_decode(n_tokens):
-    """Prefill already made the only token."""
-    nothing = Forecast(0, 0, 0, 0, 0, 0, 0)
-    assert forecast(model_accept_probs([0.5] * n_tokens), n_tokens, 4) == nothing
+    for n_tokens in (0, 1):  # prefill already made the only token
+        assert forecast(model_accept_probs([0.5] * n_tokens), n_tokens, 4) == Forecast(0, 0, 0, 0, 0, 0, 0)
 
 
 def test_impossible_arguments_are_refused():

@@ -15,12 +15,10 @@ from speclab.core.rounds import Round
 from speclab.theory import formulas
 from speclab.theory.formulas import (
     book_formula,
-    cost_model_speedup,
     expected_tokens_per_round,
     leviathan_speedup,
     model_speedup,
     omega_star,
-    overhead_per_round,
     ratio_interval,
 )
 
@@ -64,18 +62,6 @@ def test_the_printed_grid():
     assert n_cells == 30
 
 
-@pytest.mark.parametrize(("alpha", "k", "printed"), [(0.7, 4, 2.1), (0.8, 4, 2.5), (0.7, 8, 2.5), (0.8, 8, 3.3)])
-def test_the_books_table_line_by_line(alpha, k, printed):
-    """Three lines are the formula cut to one decimal; at (0.7, 8) it gives 2.58, so neither 2.5 nor its rounding."""
-    value = book_formula(alpha, k)
-    if (alpha, k) == (0.7, 8):
-        assert (f"{value:.2f}", f"{value:.1f}") == ("2.58", "2.6")
-        assert abs(value - printed) > 0.05
-    else:
-        assert f"{value:.1f}" == f"{printed}"
-        assert abs(value - printed) < 0.05
-
-
 @given_cases
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 12))
 def test_when_the_books_formula_is_exact(full_rounds, k):
@@ -107,27 +93,20 @@ def test_omega_star_is_the_printed_closed_form(alpha, k):
     assert omega_star(alpha, k) == pytest.approx(closed, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("alpha", "k", "printed"), [(0.7, 4, 0.317), (0.8, 4, 0.345), (0.7, 8, 0.240), (0.8, 8, 0.299)]
-)
-def test_omega_star_divides_too_low_from_too_high(alpha, k, printed):
+@pytest.mark.parametrize(("alpha", "k"), [(0.7, 4), (0.8, 4), (0.7, 8), (0.8, 8)])
+def test_omega_star_divides_too_low_from_too_high(alpha, k):
     """Below it the book promises too little, above it too much, wherever the overhead comes from."""
     omega = omega_star(alpha, k)
-    assert round(omega, 3) == printed
     for share, sign in [(0.99, 1), (1.01, -1)]:
         for c, v, o in [(share * omega / k, 1, 0), (0, 1 + share * omega, 0), (0, 1, share * omega)]:
-            assert overhead_per_round(k, c, v, o) == pytest.approx(share * omega)
             assert sign * (model_speedup(alpha, k, c, v, o) - book_formula(alpha, k)) > 0
-    assert omega_star(1, k) == pytest.approx(1 / k)
-    assert omega_star(0, k) == 0
+    assert (omega_star(1, k), omega_star(0, k)) == (pytest.approx(1 / k), 0)
 
 
 def test_model_speedup_is_tau_over_the_round():
-    """Four drafts of 0.1, a pass of 1.2 and 0.05 beside: 1.65 steps a round, 0.65 of them overhead."""
-    assert overhead_per_round(4, 0.1, 1.2, 0.05) == pytest.approx(0.65)
+    """Four drafts of 0.1, a pass of 1.2 and 0.05 beside: 1.65 steps a round. Plain decoding makes one token a round."""
     assert model_speedup(0.8, 4, 0.1, 1.2, 0.05) == pytest.approx(3.3616 / 1.65)
-    assert model_speedup(0.8, 0, 0.1, 1, 0) == 1
-    assert model_speedup(0.8, 4, 0.1, 1, 0) == leviathan_speedup(0.8, 4, 0.1)
+    assert model_speedup(0.8, 0, 0.1, 1, 0) == expected_tokens_per_round(0.7, 0) == leviathan_speedup(0.7, 0, 0.1) == 1
 
 
 @given_cases
@@ -140,27 +119,12 @@ def test_expected_tokens_per_round_is_the_mean_of_its_law(alpha, k):
     assert expected_tokens_per_round(float(alpha), k) == pytest.approx(float(mean), rel=1e-12)
 
 
-def test_cost_model_is_an_accounting_identity():
-    """A hand-made run: 10 rounds, 40 drafted, 30 tokens; 20 ms a decode step. Times in ms add up to its denominator."""
-    baseline = 30 * 20
-    speculative = 40 * 2 + 10 * 26 + 10 * 3  # draft steps of 2, passes of 26, 3 around them
-    assert cost_model_speedup(30 / 10, 40 / 10, 2 / 20, 26 / 20, 3 / 20) == pytest.approx(baseline / speculative)
-
-
-@pytest.mark.parametrize("formula", [book_formula, expected_tokens_per_round])
 @pytest.mark.parametrize(("acceptance", "k"), [(-0.01, 4), (1.01, 4), (80, 4), (math.nan, 4), (0.5, -1)])
-def test_impossible_arguments_are_refused(formula, acceptance, k):
+def test_impossible_arguments_are_refused(acceptance, k):
     """80 for 80 % is the likeliest slip; it would give a negative speedup."""
-    with pytest.raises(ValueError, match=r"acceptance must|draft length must"):
-        formula(acceptance, k)
-    with pytest.raises(ValueError, match=r"acceptance must|draft length must"):
-        leviathan_speedup(acceptance, k, 0.1)
-
-
-def test_draft_length_0():
-    """Plain decoding makes one token a round; the book's formula has no value there."""
-    assert expected_tokens_per_round(0.7, 0) == 1
-    assert leviathan_speedup(0.7, 0, 0.1) == 1
+    for formula in (book_formula, expected_tokens_per_round, lambda a, k: leviathan_speedup(a, k, 0.1)):
+        with pytest.raises(ValueError, match=r"acceptance must|draft length must"):
+            formula(acceptance, k)
     with pytest.raises(ValueError, match="at least 1"):
         book_formula(0.7, 0)
 
@@ -180,31 +144,23 @@ def counted(*rounds: Round) -> Counts:
     return counts
 
 
-def test_alpha_f_and_tau_are_three_numbers():
-    """Accepted 4, 1, 0 of 4 each: 5 of 7 tested, 5 of 12 drafted, 8 tokens in 3 rounds."""
-    counts = counted(round_of(4, 4), round_of(4, 1), round_of(4, 0))
-    assert counts.acceptance_rate == 5 / 7
-    assert counts.drafted_fraction == 5 / 12
-    assert counts.tokens_per_round == 8 / 3
-    assert counts.accepted_lengths == Counter({4: 1, 1: 1, 0: 1})
-    assert (counts.n_rounds, counts.n_drafted, counts.n_accepted, counts.n_rejected) == (3, 12, 5, 2)
+CUT = Round([5, 9], 4, 2, 0, finish="eos")  # the second draft was the EOS: there is no verdict on the rest
+COUNTED = [  # rounds; alpha, f, tau, rounds that drafted nothing, and the lengths that were accepted
+    ([round_of(4, 4), round_of(4, 1), round_of(4, 0)], (5 / 7, 5 / 12, 8 / 3, 0), {4: 1, 1: 1, 0: 1}),
+    ([Round([7], prefill=True), round_of(0, 0), round_of(3, 0), round_of(0, 0)], (0, 0, 1, 2), {0: 3}),
+    ([CUT], (1, 0.5, 2, 0), {2: 1}),
+    ([round_of(0, 0)], (None, None, 1, 1), {0: 1}),
+    ([], (None, None, None, 0), {}),
+]
 
 
-def test_a_round_cut_by_eos():
-    """The second draft was the EOS: 2 kept, 2 emitted, no verdict on the rest, so nothing rejected."""
-    counts = counted(Round([5, 9], 4, 2, 0, finish="eos"))
-    assert counts.acceptance_rate == 1
-    assert counts.drafted_fraction == 0.5
-    assert counts.tokens_per_round == 2
-
-
-def test_ratios_of_nothing_are_none():
-    """Not 0 and not an exception: with k = 0 nothing is tested, and reports say so."""
-    assert Counts().acceptance_rate is Counts().drafted_fraction is Counts().tokens_per_round is None
-    plain = counted(round_of(0, 0))
-    assert plain.acceptance_rate is None
-    assert plain.drafted_fraction is None
-    assert plain.tokens_per_round == 1
+@pytest.mark.parametrize(("rounds", "ratios", "lengths"), COUNTED)
+def test_alpha_f_and_tau_are_three_numbers(rounds, ratios, lengths):
+    """They are None where nothing was tested, not 0."""
+    counts = counted(*rounds)
+    found = counts.acceptance_rate, counts.drafted_fraction, counts.tokens_per_round, counts.n_without_drafts
+    assert found == ratios
+    assert counts.accepted_lengths == Counter(lengths)
 
 
 rounds_of_8 = st.lists(st.integers(0, 8).map(lambda n: round_of(8, n)), min_size=1, max_size=30)
@@ -240,10 +196,17 @@ def prompt_times(generator: np.random.Generator, n: int) -> tuple[np.ndarray, np
     return lengths * generator.lognormal(math.log(2), 0.25, n), lengths
 
 
-def test_equal_ratios_give_a_point():
-    """No spread between prompts: 0 / 0 inside the studentised bootstrap, a point outside."""
-    low, high = ratio_interval([2.0, 4.0, 10.0], [1.0, 2.0, 5.0])
-    assert low == high == pytest.approx(2, rel=1e-12)
+PROMPTS = [  # numerators and denominators, and bounds within which the interval must lie
+    ([2.0, 4.0, 10.0], [1.0, 2.0, 5.0], 2 - 1e-12, 2 + 1e-12),  # equal ratios: 0 / 0 inside, a point outside
+    ([1.0, 1.00001, 2.0], [1.0] * 3, 0, 100),  # a studentised resample divides by almost nothing
+    ([1.50, 1.501, 1.502, 1.499, 1.5003, 1.4995, 2.0, 2.2], [1.0] * 8, 1, 10),  # a cluster and two outliers
+]
+
+
+@pytest.mark.parametrize(("tops", "bottoms", "least", "most"), PROMPTS)
+def test_intervals_of_strange_prompts_are_of_use(tops, bottoms, least, most):
+    low, high = ratio_interval(tops, bottoms)
+    assert least < low <= high < most
 
 
 def test_interval_contains_the_estimate_and_widens_with_the_level():
@@ -264,6 +227,7 @@ def test_interval_is_that_of_a_ratio():
     assert ratio_interval(1000 * top, 1000 * bottom) == pytest.approx((low, high), rel=1e-9)
     assert ratio_interval(3 * top, bottom) == pytest.approx((3 * low, 3 * high), rel=1e-9)
     assert ratio_interval(bottom, top) == pytest.approx((1 / high, 1 / low), rel=1e-9)
+    assert ratio_interval(top[:2], bottom[:2]) is None
 
 
 def test_interval_depends_on_its_data_and_seed_alone():
@@ -300,39 +264,14 @@ TRUE_FIXED = 1 / (np.exp(-KINDS).mean() * math.exp(0.15**2 / 2))
 TRUE_SKEWED = 2 * math.exp(0.25**2 / 2 + 0.5 * 0.4 * 0.25)
 
 
-def coverage(data, truth: float, n: int, trials: int, resamples: int = 300) -> float:
-    generator, covered = np.random.default_rng(n), 0
-    for trial in range(trials):
-        low, high = ratio_interval(*data(generator, n), resamples=resamples, seed=trial)
+@pytest.mark.parametrize(
+    ("data", "truth", "least", "most"), [(fixed_budget, TRUE_FIXED, 0.94, 0.96), (skewed, TRUE_SKEWED, 0.91, 0.97)]
+)
+def test_coverage_at_24_prompts(data, truth, least, most):
+    """94 % to 96 % with data like a comparison's own; less with skewed data, since a sample does not know its tails.
+    2000 seeded trials know the coverage to 0.5 points."""
+    generator, covered = np.random.default_rng(24), 0
+    for trial in range(2000):
+        low, high = ratio_interval(*data(generator, 24), resamples=300, seed=trial)
         covered += low <= truth <= high
-    print(f"{data.__name__}, {n} prompts: {100 * covered / trials:.1f} % of {trials}")
-    return covered / trials
-
-
-def test_coverage_at_24_prompts():
-    """94 % to 96 % with data like a comparison's own. 2000 seeded trials know the coverage to 0.5 points."""
-    assert 0.94 <= coverage(fixed_budget, TRUE_FIXED, 24, 2000) <= 0.96
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("data", "truth"), [(fixed_budget, TRUE_FIXED), (skewed, TRUE_SKEWED)], ids=["even", "skewed"])
-@pytest.mark.parametrize("n", [10, 24, 50])
-def test_coverage_at_other_sizes(data, truth, n):
-    """With skewed data or 10 prompts it falls short by up to 2 points: a sample does not know its tails."""
-    least, most = (0.94, 0.96) if data is fixed_budget and n >= 24 else (0.92, 0.97)
-    assert least <= coverage(data, truth, n, 20_000, resamples=500) <= most
-
-
-def test_interval_of_near_equal_prompts_and_an_outlier_is_finite():
-    """Three prompts, two with the same speedup to 1e-5: a studentised resample divides by almost nothing."""
-    low, high = ratio_interval([1.0, 1.00001, 2.0], [1.0, 1.0, 1.0])
-    assert 0 < low < high < 100
-
-
-def test_interval_of_a_cluster_and_two_outliers_is_of_use():
-    """Eight prompts, speedups between 1.4995 and 2.2: no bound of 95 % belongs far outside of what was seen."""
-    low, high = ratio_interval([1.50, 1.501, 1.502, 1.499, 1.5003, 1.4995, 2.0, 2.2], [1.0] * 8)
-    assert 1 < low < high < 10
-
-
-# --- the interval of alpha --------------------------------------------------------------------------------------------
+    assert least <= covered / 2000 <= most

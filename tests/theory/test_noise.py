@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from speclab.records.rows import Noise
+from speclab.records.rows import BASELINE, BASELINE_REPEAT, Arm, Decoded, Noise
 from speclab.system.paths import ROOT
 from speclab.theory import attribution
 from speclab.theory.attribution import FURTHEST  # before the tests' own bound: see tests/conftest.py
@@ -21,11 +21,7 @@ def floor(low: float | None, high: float | None, ratio: float = 1.0, temperature
     return Noise(temperature=temperature, ratio=ratio, low=low, high=high)
 
 
-def committed() -> list[Noise]:
-    return committed_in("cpu-*")
-
-
-def committed_in(pattern: str) -> list[Noise]:
+def committed(pattern: str) -> list[Noise]:
     records = [json.loads(path.read_text("utf-8")) for path in sorted((ROOT / "results").glob(f"{pattern}.json"))]
     records += [record["padded"] for record in records if record.get("padded")]
     names = [field.name for field in dataclasses.fields(Noise)]  # those of batches and of servers have more
@@ -52,8 +48,7 @@ def test_the_example():
     ],
 )
 def test_a_floor_that_reaches_further_than_ten_per_cent_is_doubted(of_run, doubted):
-    assert (attribution.too_wide([of_run]) is of_run) == doubted
-    assert (attribution.too_wide([of_run]) is None) != doubted
+    assert attribution.too_wide([of_run]) is (of_run if doubted else None)
 
 
 def test_the_worst_temperature_decides():
@@ -65,7 +60,58 @@ def test_the_worst_temperature_decides():
 
 def test_few_committed_records_are_rough():
     """The bound rests on them: of quiet machines, none reaches ten per cent."""
-    noisy = committed_in("cpu-2-cores-compiled") + committed_in("cpu-2-cores-c-?00m")  # their pages say so
-    floors = [floor for floor in committed() if floor not in noisy]
+    noisy = committed("cpu-2-cores-compiled") + committed("cpu-2-cores-c-?00m")  # their pages say so
+    floors = [floor for floor in committed("cpu-*") if floor not in noisy]
     assert len(floors) >= 15
     assert max(map(attribution.reach, floors)) < 1.095 < attribution.FURTHEST < max(map(attribution.reach, noisy))
+
+
+# --- the floor of a run, and what it makes of a speedup ---------------------------------------------------------------
+
+
+def timed(arm: Arm, *decodings: list[float]) -> list[Decoded]:
+    """One sample for each list: the seconds of its repeats."""
+    found = []
+    for index, seconds in enumerate(decodings):
+        found.append(Decoded.begin(arm, 0.0, index, "code", 10))
+        for decode in seconds:
+            found[-1].add(0.5, decode, [0] * 11)
+    return found
+
+
+def floor_of(first: list[list[float]], second: list[list[float]]) -> Noise | None:
+    return attribution.noise_floor(timed(BASELINE, *first), timed(BASELINE_REPEAT, *second))
+
+
+def test_noise_floor_by_hand():
+    """Prompts are paired: neither the order of the samples nor a prompt that only the first run has may matter."""
+    found = floor_of([[1.0], [2.0], [3.0]], [[2.0], [2.0], [2.0]])
+    assert found.ratio == pytest.approx(1.0)
+    assert found.low < 1 < found.high
+    assert floor_of([[3.0], [3.0]], [[2.0], [2.0]]) == floor(None, None, pytest.approx(1.5))
+    exact = floor_of([[1.0, 2.0], [2.0, 2.0], [1.0, 3.0]], [[3.0], [4.0], [4.0]])
+    assert exact == floor(pytest.approx(1.0), pytest.approx(1.0))
+    base, again = timed(BASELINE, [1.0], [5.0], [100.0]), timed(BASELINE_REPEAT, [2.0], [4.0])
+    assert attribution.noise_floor(base[::-1], again).ratio == pytest.approx(1.0)
+    assert floor_of([[1.0]], []) is None
+
+
+@pytest.mark.parametrize(
+    ("word", "of_speedup", "of_floor"),
+    [
+        ("unclear", (1.1, 0.98, 1.2), None),  # covers 1
+        ("unclear", (0.9, 0.8, 1.0), None),  # touches 1
+        ("faster", (1.1, 1.02, 1.2), None),
+        ("slower", (0.9, 0.8, 0.99), None),
+        ("unclear", (1.02, 1.01, 1.03), (0.96, 1.04)),  # inside
+        ("unclear", (0.98, 0.97, 0.99), (0.96, 1.04)),
+        ("faster", (1.05, 1.03, 1.07), (0.97, 1.04)),  # sticks out
+        ("slower", (0.95, 0.93, 0.97), (0.97, 1.04)),
+        ("unclear", (1.04, 1.01, 1.07), (0.91, 0.99)),  # either way
+        ("faster", (1.02, 1.01, 1.03), (None, None)),  # floor unknown
+        ("unclear", (1.1, None, None), None),  # fewer than three prompts
+        ("unclear", (1.0, None, None), None),
+    ],
+)
+def test_verdict(word, of_speedup, of_floor):
+    assert attribution.verdict(*of_speedup, of_floor and floor(*of_floor)) == word

@@ -14,7 +14,7 @@ from speclab.models.cached import CachedModel
 from speclab.models.checking import rounding
 from speclab.models.checking.rounding import Reference
 from speclab.models.checking.uncached import distributions
-from speclab.theory.losslessness import APART, ZStatistics, ZSums, judge_text, known_law
+from speclab.theory.losslessness import APART, CHUNK, ZStatistics, ZSums, known_law
 from tests.tiny_models import VOCAB, perturbed, tiny
 
 PROMPT = [5, 9, 2, 40, 7]
@@ -51,7 +51,8 @@ def verdict(dtype: torch.dtype, sampling: Sampling, found: list[list[int]]) -> Z
     reference, sums = Reference(target), ZSums()
     for text in found:
         draft_probs = distributions(draft, PROMPT, text, sampling, VOCAB)
-        judge_text(sums, reference, PROMPT, text, sampling, VOCAB, draft_probs)
+        for tokens, places in known_law(reference, PROMPT, text, sampling, VOCAB, draft_probs):
+            sums.add(tokens, places)
     return sums.result()
 
 
@@ -153,9 +154,10 @@ def test_tokens_are_tested_however_large_the_logits_are(shift, copied, monkeypat
     probs = distributions(target, PROMPT, text, sampling, VOCAB)
     generator = torch.Generator().manual_seed(5)
     even = torch.full((LENGTH, VOCAB), 1 / VOCAB)
-    for part, places in known_law(reference, PROMPT, text, sampling, VOCAB, even):
-        for sums, law in ((right, probs), (wrong, even)):
-            drawn = torch.multinomial(law[part], 40, replacement=True, generator=generator)  # (n, 40)
+    places_of = [places for _, places in known_law(reference, PROMPT, text, sampling, VOCAB, even)]
+    for sums, law in ((right, probs), (wrong, even)):
+        for part, places in zip(law.split(CHUNK), places_of, strict=True):
+            drawn = torch.multinomial(part, 40, replacement=True, generator=generator)  # (n, 40)
             for tokens in drawn.T:
                 sums.add(tokens, places)
     assert right.result().passed

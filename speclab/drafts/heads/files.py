@@ -46,10 +46,10 @@ NEUTRAL: tuple[Any, ...] = (None, 1, {})
 
 
 class SavedHead(NamedTuple):
-    """A head as it was read. ids: (draft vocabulary,) the target's id of each of the head's; None: the same."""
+    """A head as it was read."""
 
     head: Any
-    ids: Tensor | None
+    ids: Tensor | None  # (draft vocabulary,) the target's id of each of the head's; None: the same
 
 
 def read_head(name: str, target: PreTrainedModel, own_width: int | None = None) -> SavedHead:
@@ -104,12 +104,12 @@ def feature_config(found: dict[str, Any], n_layers: int) -> HeadConfig:
 
 
 def read_files(name: str) -> tuple[dict[str, Any], Path]:
-    """Return the contents of config.json and the file of the weights, of a folder or a hub name, or raise
-    EnvironmentProblem."""
+    """Return the contents of config.json and the file of the weights, whose header can be read, of a folder or a hub
+    name. Raises EnvironmentProblem."""
 
     def load() -> tuple[Path, Path]:
         config, weights = (Path(str(cached_file(name, file))) for file in (CONFIG, WEIGHTS))
-        with safe_open(weights, "pt"):  # its header can be read
+        with safe_open(weights, "pt"):
             return config, weights
 
     config, weights = loading.loaded(name, f"its {CONFIG} and weights", load)
@@ -144,14 +144,13 @@ def decoder_of(found: dict[str, Any], usual: str) -> Any:
     for part in (found, said, *turns):
         if changed := [name for name in (*CHANGES, "partial_rotary_factor") if part.get(name) not in NEUTRAL]:
             raise ValueError(f"{changed[0]} is {part[changed[0]]!r:.60}, which the lab does not compute; leave it out")
-    for turn in turns:
-        if (rope := turn.get("rope_type", turn.get("type", "default"))) not in ROPE_TYPES:
-            raise ValueError(f"rope_type is {rope!r:.60}; the lab reads {', '.join(ROPE_TYPES)}")
-    if (model_type := said.get("model_type") or usual) not in BLOCKS:
-        raise ValueError(f"its model_type is {model_type!r:.60}; the lab reads {' and '.join(BLOCKS)}")
-    if entry(said, "num_hidden_layers", int, 1) > MOST_LAYERS:
-        raise ValueError(f"num_hidden_layers is {said['num_hidden_layers']}; the lab reads at most {MOST_LAYERS}")
-    block = BLOCKS[model_type].from_dict(said)
+    kinds = [("rope_type", turn.get("rope_type", turn.get("type", "default")), ROPE_TYPES) for turn in turns]
+    for name, value, known in (*kinds, ("model_type", said.get("model_type") or usual, tuple(BLOCKS))):
+        if value not in known:
+            raise ValueError(f"{name} is {value!r:.60}; the lab reads {', '.join(known)}")
+    if (n := entry(said, "num_hidden_layers", int, 1)) > MOST_LAYERS:
+        raise ValueError(f"num_hidden_layers is {n}; the lab reads at most {MOST_LAYERS}")
+    block = BLOCKS[said.get("model_type") or usual].from_dict(said)
     heads, key_heads, size = block.num_attention_heads, block.num_key_value_heads, block.head_dim
     if heads % key_heads or size % 2 or size > LARGEST_HEAD or not 0 <= block.rms_norm_eps < 1:
         raise ValueError(f"its {heads} heads of size {size} over {key_heads}, or its rms_norm_eps, cannot be right")
@@ -197,39 +196,38 @@ def read_tensors(
     config: of a head that proposes ids of its own; its embedding and output layer are the target's where they are not
     in the file. more: shapes beside those of the head. unused: how the names begin that are passed over.
     """
-    wanted = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()} | (more or {})
-    lent = dict[str, Tensor]()
-    asked: dict[str, Any] = {name: (FLOATS, shape) for name, shape in wanted.items()}  # types and shape
-    if config is not None:
-        n, vocab = config.draft_vocab, config.block.vocab_size
-        table, output = weights_of(target)
-        lent = {EMBEDDING: table, HEAD: output[:n]}  # which rows is decided when the table is read
-        asked[TO_TARGET] = (WHOLES, (n,))
+    lent, ids, output = dict[str, Tensor](), None, torch.empty(0)
+    asked = {name: (FLOATS, tuple(tensor.shape)) for name, tensor in head.state_dict().items()}  # types and shape
+    asked |= {name: (FLOATS, shape) for name, shape in (more or {}).items()}
     with safe_open(path, "pt") as file:
         parts = {name: file.get_slice(name) for name in file.keys() if not name.startswith(unused)}  # noqa: SIM118
         there = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
-        tensors = {name: tensor for name, tensor in lent.items() if name in wanted and name not in there}
-        there |= {name: (FLOATS[0], tuple(tensor.shape)) for name, tensor in tensors.items()}
-        for name in sorted(wanted.keys() | there.keys()):
-            (kinds, shape), (kind, own) = asked.get(name, ((), None)), there.get(name, ("missing", None))
-            if own != shape or kind not in kinds:
+        if config is not None:
+            n, vocab, (table, output) = config.draft_vocab, config.block.vocab_size, weights_of(target)
+            own = {EMBEDDING: table, HEAD: output[:n]}  # which rows is decided when the table of ids is read
+            lent = {name: tensor for name, tensor in own.items() if name in asked and name not in there}
+            there |= {name: (FLOATS[0], tuple(tensor.shape)) for name, tensor in lent.items()}
+            asked |= {TO_TARGET: (WHOLES, (n,))} if TO_TARGET in there else {}
+        for name in sorted(asked.keys() | there.keys()):
+            (kinds, shape), (kind, found) = asked.get(name, ((), None)), there.get(name, ("missing", None))
+            if found != shape or kind not in kinds:
                 wants = f"{kinds[0]} {shape}" if kinds else "no such weight"
-                raise ValueError(f"{name} is {kind} {own or ''}; its {CONFIG} asks for {wants}")
-        tensors |= {name: file.get_tensor(name) for name in parts}
-    ids = None
+                raise ValueError(f"{name} is {kind} {found or ''}; its {CONFIG} asks for {wants}")
+        tensors = lent | {name: file.get_tensor(name) for name in parts}
     if config is not None and (TO_TARGET in tensors or n != vocab):
         if TO_TARGET not in tensors:
             raise ValueError(f"it proposes {n} of {vocab} ids and has no d2t table")
         ids = torch.arange(n) + tensors.pop(TO_TARGET).long()
         if ids.min() < 0 or ids.max() >= vocab or len(ids.unique()) < n:
             raise ValueError("its d2t table names ids that are not the target's, or one twice")
-        if HEAD not in parts:
+        if HEAD in lent:
             tensors[HEAD] = output[ids]
+        ids = ids.to(target.device)
     for name, tensor in tensors.items():
         tensors[name] = tensor.to(target.device, target.dtype)
         if not tensors[name].isfinite().all():
             raise ValueError(f"{name} has numbers that are not finite in {target.dtype}")
-    return tensors, None if ids is None else ids.to(target.device)
+    return tensors, ids
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def make_parser() -> argparse.ArgumentParser:
     size = "prompts that are decoded side by side (default: %(default)s)"
     group.add_argument("-B", "--size", type=rows, default=4, metavar="B", help=size)
     kinds = f"as of optimized_speculative.py; {NO_DRAFT}: token by token (default: %(default)s)"
-    flags.add_draft_flag(group, help=kinds, besides=(NO_DRAFT,))
+    flags.add_draft_flag(group, help=kinds)
     length = f"tokens per draft (default: {DRAFT_LENGTH})"
     group.add_argument("-k", "--draft-length", type=parsing.at_least(0), metavar="K", help=length)
     parser.set_defaults(device_map=None)

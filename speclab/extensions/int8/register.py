@@ -2,7 +2,7 @@
 
 from draft_models import ModelDrafter
 from speclab.core.drafter import Drafter
-from speclab.drafts.registry import OTHER_FAMILY, Choice, add, check_no_argument
+from speclab.drafts.registry import OTHER_FAMILY, Choice, add
 from speclab.extensions.int8 import rounded
 from speclab.models.cached import CachedModel
 from speclab.models.family import check_family
@@ -24,8 +24,6 @@ class Int8Drafter(ModelDrafter):
 
 
 def read_int8(argument: str, text: str) -> Choice:
-    check_no_argument(argument, text)
-
     def build(setup: Setup, seed: int) -> Drafter:
         target = setup.target
         check_family(target.model, f"--draft {text}", OTHER_FAMILY)

@@ -62,7 +62,7 @@ def run(package: str, numbers: list[int], words: list[str]) -> int:
     if is_comparison:
         args = compare.make_parser(script.__doc__).parse_args(rest)
         # What a comparison does not do by itself while a learner's functions take part in it.
-        rest = [*rest, "--no-padded", *([] if args.draft else ["--draft", compare.USUAL_DRAFTS])]
+        rest = [*rest, "--alone", *([] if args.draft else ["--draft", compare.USUAL_DRAFTS])]
         args = compare.filled(compare.make_parser(script.__doc__).parse_args(rest))
     elif name in SCRIPTS:
         args = decoding.parse(script.__doc__, rest, usable != {0})

@@ -55,7 +55,7 @@ from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note, say
 from speclab.theory import attribution
 from speclab.theory.attribution import Value, decoding
-from speclab.theory.formulas import book_formula, overhead_per_round
+from speclab.theory.formulas import book_formula
 
 ALL = "all"
 COMPARED = {  # sweeps that are comparisons
@@ -324,12 +324,11 @@ def near_book(points: list[Point]) -> list[tuple[float, float]]:
 
 
 def round_cost(point: Point) -> float | None:
-    """Return the cost of a round in decode steps of the target, 1 + k c + (v - 1) + o; k is the number really drafted.
+    """Return the cost of a round in decode steps of the target, k c + v + o; k is the number really drafted.
     A round pays where it brings more tokens than that."""
     if point.verify_cost is None or point.overhead is None:
         return None
-    drafted = point.n_drafted / point.n_rounds
-    return 1 + overhead_per_round(drafted, point.draft_cost or 0.0, point.verify_cost, point.overhead)
+    return point.n_drafted / point.n_rounds * (point.draft_cost or 0.0) + point.verify_cost + point.overhead
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------
@@ -448,7 +447,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one sweep, or all of them, one after the other.  -> exit code"""
     args = make_parser().parse_args(argv)
     if args.sweep in COMPARED:
-        say(f"python compare.py --no-padded {COMPARED[args.sweep]}")
+        say(f"python compare.py --alone {COMPARED[args.sweep]}")
         return 0
     names = list(SWEEPS) if args.sweep == ALL else [args.sweep]
     if len(names) > 1 and args.prompts == "-":

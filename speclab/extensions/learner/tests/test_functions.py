@@ -562,10 +562,10 @@ def test_a_comparison_takes_the_drafts_that_exercises_are_about(monkeypatch):
     seen = []
     monkeypatch.setattr(run, "load", lambda *_: run.Chosen(solved(3), {}))
     monkeypatch.setattr(compare, "main", lambda words, functions: seen.append(words) or 0)
-    for words in ([], ["--draft", "feature"], ["--no-padded"]):
+    for words in ([], ["--draft", "feature"], ["--alone"]):
         assert check.main(["--run", "compare.py", *words]) == 0
     assert seen == [
-        ["--no-padded", "--draft", "model,ngram"],
-        ["--draft", "feature", "--no-padded"],
-        ["--no-padded", "--no-padded", "--draft", "model,ngram"],
+        ["--alone", "--draft", "model,ngram"],
+        ["--draft", "feature", "--alone"],
+        ["--alone", "--alone", "--draft", "model,ngram"],
     ]

@@ -112,9 +112,10 @@ def test_the_time_per_token_of_a_stream():
 
 
 def test_the_prediction_is_the_labs_accounting():
-    costs = RECORD.k, *RECORD.costs.values()
-    speedup = formulas.cost_model_speedup(2.72, *costs)
-    assert right.predict(0.25, *costs, 2.72) == pytest.approx(0.25 / speedup)
+    k, (draft, verify, overhead) = RECORD.k, RECORD.costs.values()
+    tau = formulas.expected_tokens_per_round(0.7, k)
+    predicted = right.predict(0.25, k, draft, verify, overhead, tau)
+    assert predicted == pytest.approx(0.25 / formulas.model_speedup(0.7, k, draft, verify, overhead))
 
 
 # --- the wrong answers ------------------------------------------------------------------------------------------------
