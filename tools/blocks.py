@@ -187,7 +187,7 @@ def brief(temperature: float) -> str:
     """The output of `compare.py --quick --brief` for one temperature."""
     run = comparison(DEFAULT_RUN)
     rows = [row for row in run.rows if row.temperature == temperature and row.draft_length in QUICK]
-    quick = replace(run, rows=rows, padded=None)  # as a quick run has none
+    quick = replace(run, rows=rows, eager=None, padded=None)  # as a quick run has none
     return f"```text\n{screen.screen(quick, brief=True).strip()}\n```"
 
 
