@@ -73,10 +73,14 @@ def headline() -> str:
 
 
 def first_run() -> str:
-    """The first screen of a run, with the rows of two lengths."""
+    """The first screen of a run, with the rows of one length."""
+
+    def short(run: ComparisonRun | None) -> ComparisonRun | None:
+        return run and replace(run, rows=[row for row in run.rows if row.draft_length in (0, 4)])
+
     run = comparison(DEFAULT_RUN)
-    rows = [row for row in run.rows if row.draft_length in QUICK]
-    return f"```text\n{screen.screen(replace(run, rows=rows))}```"
+    both = {"eager": short(run.eager), "padded": short(run.padded)}
+    return f"```text\n{screen.screen(replace(short(run) or run, **both))}```"
 
 
 METHODS = ""  # none: docs/which-method.md says more
