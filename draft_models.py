@@ -21,8 +21,7 @@ from speclab.core.drafter import Drafter, Lookup
 from speclab.core.law import Law
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import GREEDY, NOT_FINITE, Drawn, Sampling, draw_draft, probability, to_device
-from speclab.models.cached import CachedModel, tokens_to_keep
-from speclab.models.checking.uncached import distributions
+from speclab.models.cached import CachedModel, distributions, tokens_to_keep
 from speclab.models.family import check_draft_prompts
 from speclab.system.errors import EnvironmentProblem
 
@@ -98,7 +97,7 @@ class ModelDrafter(Drafter):
         return loading.describe_model(name, self.draft.model, "draft") + eager
 
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
-        return check_draft_prompts(self.draft.room, prompts, max_new_tokens, list, " tokens")
+        return check_draft_prompts(self.draft.room, list(map(len, prompts)), max_new_tokens)
 
     def not_fed(self) -> Tensor:
         """Return the committed ids that are not in the draft's cache yet, (1, m)."""

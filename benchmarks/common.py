@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 
@@ -32,9 +32,6 @@ class BenchmarkRun(Head):
 
     benchmark: str
     schema_version: Literal[2]
-
-
-Run = TypeVar("Run", bound=BenchmarkRun)
 
 
 def add_result_flags(parser: argparse.ArgumentParser, benchmark: str) -> None:
@@ -70,26 +67,20 @@ def check_room(cached: CachedModel, context: int, widest: int) -> None:
         )
 
 
-def head(args: argparse.Namespace, device: torch.device, settings: dict[str, Any], stopped: bool) -> dict[str, Any]:
-    """The fields of BenchmarkRun that say what ran, where and how. settings: the choices of the flags. stopped: whether
-    something ended it early."""
-    what = {"benchmark": args.benchmark, "schema_version": 2, "interrupted": stopped}
-    return {**what, **files.when_and_where(device), "settings": settings}
-
-
 def head_of(
     args: argparse.Namespace, setup: Setup, prompts: Sequence[Prompt] = (), stopped: bool = False, **settings: Any
 ) -> dict[str, Any]:
-    """The fields of `head` for a benchmark that loads a target. prompts: of which the record has number and digest."""
+    """The fields of BenchmarkRun that say what ran, where and how. prompts: of which the record has number and digest.
+    stopped: whether something ended it early. settings: the choices of the flags."""
     if prompts:
         settings |= files.prompt_settings([prompt.text for prompt in prompts])
-    return head(
-        args, setup.device, {**setup.recorded, "seed": args.seed, "reasons": setup.reasons, **settings}, stopped
-    )
+    settings = {**setup.recorded, "seed": args.seed, "why_engine": setup.why_engine, **settings}
+    what = {"benchmark": args.benchmark, "schema_version": 2, "interrupted": stopped, "settings": settings}
+    return {**what, **files.when_and_where(setup.device)}
 
 
 def finish(
-    args: argparse.Namespace, run: Run, page: Callable[[Run], list[Block]], stop: BaseException | None = None
+    args: argparse.Namespace, run: Any, page: Callable[[Any], list[Block]], stop: BaseException | None = None
 ) -> int:
     """Write the record and the page to files, and print the page to standard output.  -> exit code
 

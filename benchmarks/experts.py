@@ -42,11 +42,6 @@ from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import progress
 
 TARGET = "lab:200m:e8k2"
-DRAWS = 200
-# Entries of the config that stay.
-SAME = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
-SAME += ["num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_parameters"]
-SAME += ["tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"]
 
 
 @dataclass(kw_only=True)
@@ -55,7 +50,6 @@ class ExpertsPasses(RecordPart):
 
     width: Count
     union: Amount  # experts of a layer that the tokens touched, counted; mean over layers and texts
-    scattered: Amount  # the same for as many tokens that stand anywhere in any text
     expected: Amount  # E (1 - (1 - K/E)^m)
     seconds: Amount
     dense_seconds: Amount  # seconds of the model without experts
@@ -70,9 +64,6 @@ class ExpertsRun(common.BenchmarkRun):
     n_experts: Count
     n_used: Count
     context: Count
-    mlp_bytes: Count  # of all layers without experts
-    other_bytes: Count
-    place_bytes: Count  # keys and values of the context
     n_texts: Count
     n_same: Count  # texts that are the same with experts and without
     passes: list[ExpertsPasses]
@@ -95,13 +86,10 @@ def with_experts(model: PreTrainedModel, n_experts: int, n_used: int, seed: int 
     Raises EnvironmentProblem where memory does not hold the copies.
     """
     check_memory(f"e{n_experts}k{n_used}", count_added(model, n_experts), model.device, model.dtype)
-    config = MixtralConfig(
-        **{name: getattr(model.config, name) for name in SAME},
-        num_local_experts=n_experts,
-        num_experts_per_tok=n_used,
-        sliding_window=None,
-        dtype=model.dtype,
-    )
+    same = model.config.to_dict()
+    del same["model_type"], same["architectures"]
+    mixture = {"num_local_experts": n_experts, "num_experts_per_tok": n_used, "sliding_window": None}
+    config = MixtralConfig(**same | mixture | {"dtype": model.dtype})
     config._attn_implementation = model.config._attn_implementation
     with torch.device("meta"):
         mixed = MixtralForCausalLM(config)
@@ -175,30 +163,15 @@ def texts_of(setup: Setup, n_texts: int, n_tokens: int) -> list[Tensor]:
     return found
 
 
-def chosen_experts(model: CachedModel, text: Tensor) -> list[Tensor]:
+def chosen_experts(model: CachedModel, text: Tensor, n_used: int) -> list[Tensor]:
     """The experts that each token of the text uses, (tokens, K) for every layer."""
-    chosen: list[Tensor] = []
-    hooks = [
-        layer.mlp.gate.register_forward_hook(lambda module, given, result: chosen.append(result[2]))
-        for layer in model.model.model.layers
-    ]
-    try:
-        model.model(text)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return chosen
+    routed = model.model(text, output_router_logits=True).router_logits  # of every layer (tokens, E)
+    return [logits.topk(n_used).indices for logits in routed]
 
 
 def counted_union(chosen: list[Tensor], tokens: Tensor) -> float:
     """The number of experts that these tokens touch together, mean over layers."""
     return statistics.mean(layer[tokens].unique().numel() for layer in chosen)
-
-
-def scattered_union(chosen: list[Tensor], width: int) -> float:
-    """The number for `width` tokens, mean over DRAWS seeded draws of them without replacement."""
-    draws, n = torch.Generator().manual_seed(0), len(chosen[0])
-    return statistics.mean(counted_union(chosen, torch.randperm(n, generator=draws)[:width]) for _ in range(DRAWS))
 
 
 def read_bytes(dense: CachedModel, context: int) -> Bytes:
@@ -219,8 +192,7 @@ def measure(
     n_tokens = context + widths[-1]
     texts, others = texts_of(dense, n_texts, n_tokens), texts_of(mixed, n_texts, n_tokens)
     read = read_bytes(dense.target, context)
-    chosen = [chosen_experts(mixed.target, text[:, :n_tokens]) for text in texts]  # of a token: by what is before it
-    of_all = [torch.cat(layers) for layers in zip(*chosen, strict=True)]
+    chosen = [chosen_experts(mixed.target, text[:, :n_tokens], n_used) for text in texts]
     passes = [(setup.target.with_own_cache(), width) for setup in (dense, mixed) for width in widths]
     seconds: list[list[float]] = [[] for _ in passes]
     with progress(len(texts), "text", "passes") as bar:
@@ -238,7 +210,6 @@ def measure(
             ExpertsPasses(
                 width=width,
                 union=union,
-                scattered=scattered_union(of_all, width),
                 expected=expected_union(n_experts, n_used, width),
                 seconds=own,
                 dense_seconds=without,
@@ -246,10 +217,9 @@ def measure(
                 bytes_ratio=bytes_ratio(read, n_used, union),
             )
         )
-    sizes = {"mlp_bytes": read.mlps, "other_bytes": read.others, "place_bytes": read.places}
     n_same = sum(torch.equal(one, other) for one, other in zip(texts, others, strict=True))
     about = {"n_experts": n_experts, "n_used": n_used, "context": context, "n_texts": len(texts), "n_same": n_same}
-    return {**sizes, **about, "passes": rows}
+    return {**about, "passes": rows}
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------
@@ -260,7 +230,6 @@ def page(run: ExpertsRun) -> list[Block]:
     cells: dict[str, Cell] = {
         "tokens": lambda p: str(p.width),
         "union": lambda p: number(p.union, 2),
-        "scattered": lambda p: number(p.scattered, 2),
         "formula": lambda p: number(p.expected, 2),
         "bytes": lambda p: number(p.bytes_ratio, 2),
         "pass": lambda p: number(p.seconds / first.seconds, 2),
@@ -269,18 +238,13 @@ def page(run: ExpertsRun) -> list[Block]:
         "predicted": lambda p: number(1e3 * p.predicted, 1),
         "error": lambda p: percent(p.predicted / p.seconds - 1),
     }
-    megabytes = [f"{n / 1e6:.1f} MB" for n in (run.mlp_bytes, run.other_bytes, run.place_bytes)]
     legend = [
         f"Texts that are the same with experts and without: {run.n_same} of {run.n_texts}.",
-        "union is the number of experts of a layer that the pass touched, counted, mean over layers and texts. "
-        f"scattered is the same for as many tokens from anywhere in any of the texts, mean of {DRAWS} draws. formula "
+        "union is the number of experts of a layer that the pass touched, counted, mean over layers and texts. formula "
         f"is E (1 - (1 - K/E)^m) with E = {run.n_experts}, K = {run.n_used}, for tokens that choose evenly and anew.",
         "bytes, pass and dense pass are ratios to a pass over one token. dense is the model without experts; bytes "
-        "follows from the counted union.",
-        "predicted is in milliseconds, from the passes without experts and the counted union; error compares it with "
-        "ms.",
-        f"Without experts a pass over one token reads {megabytes[0]} of MLPs, {megabytes[1]} of other weights and, "
-        f"after {run.context} tokens, {megabytes[2]} of keys and values.",
+        "follows from the counted union. predicted is in milliseconds, from the passes without experts and the counted "
+        "union; error compares it with ms.",
     ]
     return [
         *common.begin("What verification costs with mixtures of experts", run),
@@ -316,9 +280,9 @@ def main(argv: list[str] | None = None) -> int:
     dense = flags.setup_from(dense_args)
     model = with_experts(loading.load_model(name[1], dense.device, dense.dtype), n, n_used)
     check_model(model)
-    mixed = setup_of(model, dense.tokenizer, args.target, dense.sampling, dense.engine, dense.reasons)
+    mixed = setup_of(model, dense.tokenizer, args.target, dense.sampling, dense.engine)
     if mixed.engine != dense.engine:
-        dense.use_eager("as the target with experts")
+        dense.target.fast, dense.why_engine = None, "as the target with experts"
     common.check_room(mixed.target, args.context, widths[-1])
     with torch.inference_mode():
         measured = measure(mixed, dense, n, n_used, widths, args.context, args.n_texts, args.repeats)

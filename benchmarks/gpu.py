@@ -89,12 +89,13 @@ def stages_of(args: argparse.Namespace) -> list[Stage]:
 
     side_by_side = "-n 4 --dist worksteal" if find_spec("xdist") else ""
     pytest = f"-m pytest -q -o addopts= -p no:cacheprovider {side_by_side} -m cuda tests/test_cuda.py"
+    tests = [Stage(TESTS, 120, tuple(pytest.split()))] if find_spec("pytest") else []
     exact = "compare.py --quick --alone --temperature 0 --name gpu-float32"
     first, *others = zip(names, records, strict=True)
     return [
         *size(*first, 150),
         stage("float32 identity", 60, exact, dtype="float32"),
-        Stage(TESTS, 120, tuple(pytest.split())),
+        *tests,
         *(stage for other in others for stage in size(*other, 60)),
     ]
 
@@ -151,11 +152,7 @@ def summary(outcomes: dict[str, str]) -> str:
 def run_all(stages: list[Stage], out: Path, end: float) -> dict[str, str]:
     """Run the stages while there is time until `end`, on the monotonic clock, and write the summary.  -> what became of
     each. After Ctrl-C the others are left out."""
-    log, page, outcomes = (
-        out / "log.txt",
-        out / "summary.md",
-        dict.fromkeys([stage.name for stage in stages], "to come"),
-    )
+    log, page, outcomes = out / "log.txt", out / "summary.md", dict.fromkeys([one.name for one in stages], "to come")
 
     def write() -> None:
         pages = sorted((out / "results").glob("[!.]*.md"), key=lambda path: path.stat().st_ctime)
@@ -166,19 +163,14 @@ def run_all(stages: list[Stage], out: Path, end: float) -> dict[str, str]:
     log.write_bytes(b"")
     for stage in stages:
         left = end - time.monotonic()
-        why = "no time" if left < LEAST else ""
-        if stage.name == TESTS and find_spec("pytest") is None:
-            why = why or "pytest is not installed"
-        if why:
-            outcomes[stage.name] = f"left out: {why}"
+        if left < LEAST:
+            outcomes[stage.name] = "left out: no time"
             continue
         note(f"{stage.name} ({left:.0f} s left)")
         outcomes[stage.name] = "running"
         write()
         try:
             what = run(stage, min(stage.seconds, left), log)
-        except OSError as error:  # no process can be started, or the log cannot be written
-            what = f"FAILED: {error.strerror}"
         except KeyboardInterrupt:
             outcomes[stage.name] = "stopped"
             write()

@@ -49,7 +49,6 @@ from speclab.system.terminal import note
 
 READING = ("copy", "matrix_vector", "sum")  # three ways to measure bytes a second
 Role = Literal["target", "draft"]
-Ceilings = dict[str, Amount]  # by READING, and `matrix`: operations a second of a matrix product
 
 
 @dataclass(kw_only=True)
@@ -58,7 +57,6 @@ class Pass(RecordPart):
 
     width: Count
     seconds: Amount  # median
-    fastest_seconds: Amount
     bytes: Count
     operations: Count
 
@@ -71,7 +69,6 @@ class ModelPasses(RecordPart):
     role: Role
     engine: str
     parameters: Count
-    weights_read: Count
     weight_bytes: Count
     context: Count  # tokens in the cache
     bandwidth: Amount  # bytes a second over a block as large as the weights
@@ -83,7 +80,7 @@ class RooflineRun(common.BenchmarkRun):
     """The record of `python -m benchmarks.roofline`."""
 
     block_bytes: Count
-    ceilings: Ceilings  # the best seen in the run
+    ceilings: dict[str, Amount]  # by READING, and `matrix`: operations a second of a matrix product
     models: list[ModelPasses]
 
 
@@ -120,7 +117,7 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, repeats: int = 5) -> f
     return max(rates)
 
 
-def ceilings_of(setup: Setup, block: int) -> Ceilings:
+def ceilings_of(setup: Setup, block: int) -> dict[str, float]:
     return {**bandwidth(block, setup.device, setup.dtype), "matrix": matrix_rate(setup.device, setup.dtype)}
 
 
@@ -129,14 +126,12 @@ def ceilings_of(setup: Setup, block: int) -> Ceilings:
 
 def measure_model(args: argparse.Namespace, role: Role, name: str, cached: CachedModel, block: int) -> ModelPasses:
     """Measure passes of one model, and the bandwidth over a block as large as its weights, `block` bytes at most."""
-    model, (n_weights, weight_bytes) = cached.model, weights_read(cached.model)
-    weight_bytes -= cached.bytes_spared
+    model, weight_bytes = cached.model, weights_read(cached.model)[1] - getattr(cached.fast, "bytes_spared", 0)
     runs = common.time_passes([(cached, width) for width in args.widths], args.context, args.repeats + 1, args.seed)
     passes = [
         Pass(
             width=width,
             seconds=statistics.median(times[1:]),  # the first pass meets the shape, and does not count
-            fastest_seconds=min(times[1:]),
             bytes=weight_bytes + cache_bytes(model, args.context + width),
             operations=operations(model, width, args.context),
         )
@@ -147,7 +142,6 @@ def measure_model(args: argparse.Namespace, role: Role, name: str, cached: Cache
         role=role,
         engine=cached.engine,
         parameters=sum(p.numel() for p in model.parameters()),
-        weights_read=n_weights,
         weight_bytes=weight_bytes,
         context=args.context,
         bandwidth=max(bandwidth(min(block, max(weight_bytes, 2**16)), cached.device, model.dtype).values()),
@@ -161,30 +155,23 @@ def measure_model(args: argparse.Namespace, role: Role, name: str, cached: Cache
 LEGEND = [
     "t(m) is the median time of a pass over m tokens, and v(m) the same in passes of the narrowest width. floor is the "
     "larger of bytes / bandwidth and operations / rate; reached is floor / t(m).",
-    "bandwidth is the best seen for a block as large as the model's weights. Small weights stay in the processor's "
-    "cache.",
-    "Where reading is the floor, a wider pass could be free; where arithmetic is the floor, it must cost more.",
-    "More than 100 % reached means that the ceiling was measured while something else used the machine. Run it again "
-    "on a quiet machine.",
+    "Where reading is the floor, a wider pass could be free; where arithmetic is the floor, it must cost more. More "
+    "than 100 % reached means that something else used the machine while the ceiling was measured.",
 ]
 
 
-def best_bandwidth(model: ModelPasses, ceilings: Ceilings) -> float:
+def best_bandwidth(model: ModelPasses, ceilings: dict[str, float]) -> float:
     return max(model.bandwidth, *(ceilings[way] for way in READING))
 
 
 def ceilings_table(run: RooflineRun) -> Table:
     ceilings, size = run.ceilings, f"{run.block_bytes / 2**20:.0f} MiB"
-    rows = [
-        (f"copy {size}, read + written", f"{ceilings['copy'] / 1e9:.1f} GB/s"),
-        (f"matrix x vector, {size}", f"{ceilings['matrix_vector'] / 1e9:.1f} GB/s"),
-        (f"sum of {size}", f"{ceilings['sum'] / 1e9:.1f} GB/s"),
-        (f"matrix x matrix, {run.settings['dtype']}", f"{ceilings['matrix'] / 1e9:.0f} GFLOP/s"),
-    ]
+    rows = [(f"{way.replace('_', ' x ')}, {size}", f"{ceilings[way] / 1e9:.1f} GB/s") for way in READING]
+    rows.append((f"matrix x matrix, {run.settings['dtype']}", f"{ceilings['matrix'] / 1e9:.0f} GFLOP/s"))
     return Table(rows, {"ceiling": lambda row: row[0], "measured": lambda row: row[1]})
 
 
-def passes_table(model: ModelPasses, ceilings: Ceilings) -> Table:
+def passes_table(model: ModelPasses, ceilings: dict[str, float]) -> Table:
     """A table with a line for every width, and its floor: seconds that no code can beat, and what takes them."""
     speed, rate, first = best_bandwidth(model, ceilings), ceilings["matrix"], model.passes[0].seconds
     floors = {p.width: max((p.bytes / speed, "reading"), (p.operations / rate, "arithmetic")) for p in model.passes}
@@ -199,7 +186,7 @@ def passes_table(model: ModelPasses, ceilings: Ceilings) -> Table:
     return Table(model.passes, cells, n_words=0)
 
 
-def model_title(model: ModelPasses, ceilings: Ceilings) -> str:
+def model_title(model: ModelPasses, ceilings: dict[str, float]) -> str:
     size = f"{model.parameters / 1e6:.1f} M parameters, {model.weight_bytes / 1e6:.0f} MB read in a pass"
     size += ", padded" * sizes.is_lab_size(model.name)
     speed = f"bandwidth {best_bandwidth(model, ceilings) / 1e9:.1f} GB/s"

@@ -21,68 +21,36 @@ if __name__ == "__main__":
 import argparse
 import copy
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from baseline_autoregressive import autoregressive_decode
 from benchmarks import common
-from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
 from speclab.core.drafter import Drafter
-from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import GREEDY
 from speclab.drafts import registry
-from speclab.lab.decodings import library_generate
+from speclab.lab import harness
+from speclab.lab.bench import Bench
 from speclab.lab.harness import kept_when_stopped
-from speclab.models.checking.uncached import logits_after
+from speclab.lab.output_checks import judge_greedy
+from speclab.models.checking.rounding import logits_after
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present.tables import Block, Cell, Lines, Table, number
-from speclab.records.rows import Count, RecordPart
+from speclab.records.rows import BASELINE, GENERATE, Arm, Count, Facts, RecordPart
 from speclab.system.errors import reports_problems
-from speclab.system.terminal import progress
 from speclab.theory.forecast import AcceptProbs
-from speclab.theory.losslessness import judge_divergence
 
 DRAFT = "dial:0.8:free"
 DTYPES = ("float32", "bfloat16")
-GENERATE = "generate"
 K = 4  # of the rounds that are replayed along the margins
 EDGES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)  # the lower ends of the groups of margins, in logits
 SURE = 1.0  # from this margin on, a better draft could be right everywhere
 
 # --- the record -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(kw_only=True)
-class Difference(RecordPart):
-    """The first token that two texts do not share: the baseline's, then the other one's.
-
-    logits: of both tokens in an uncached pass in the run's dtype. right: the same in the next higher precision.
-    tolerance: a logit may lie this far under the highest one and still be the first by rounding.
-    """
-
-    position: Count
-    tokens: list[str]
-    logits: list[float]
-    right: list[float]
-    tolerance: float
-    near_tie: bool
-
-
-@dataclass(kw_only=True)
-class Text(RecordPart):
-    """A text beside the baseline's of the same prompt and dtype. draft_length: 0 of `generate`."""
-
-    dtype: str
-    kind: str
-    prompt_index: Count
-    draft_length: Count
-    n_tokens: Count
-    difference: Difference | None
 
 
 @dataclass(kw_only=True)
@@ -116,42 +84,8 @@ class Margins(RecordPart):
 class SameTextRun(common.BenchmarkRun):
     """The record of `python -m benchmarks.same_text`."""
 
-    raw: list[Text]
+    correctness: list[Facts]  # of speclab/lab/output_checks.py, one entry for every dtype and arm but the baseline
     margins: list[Margins] = field(default_factory=list)
-
-
-# --- texts ------------------------------------------------------------------------------------------------------------
-
-
-def texts_of(
-    setup: Setup, prompt: Prompt, baseline: list[int], index: int, lengths: Iterable[int], args: argparse.Namespace
-) -> list[Text]:
-    ids, settings = prompt.ids.to(setup.device), DecodeSettings(args.max_new_tokens)
-    texts = {0: library_generate(setup.target.model, ids, args.max_new_tokens)[1]}
-    for k in lengths:
-        drafter = registry.make(DRAFT, setup, args.seed)
-        drafter.take_text(baseline)
-        texts[k] = tokens_of(speculative_decode(setup.target, drafter, ids, k, settings))
-    about: dict[str, Any] = {"dtype": setup.dtype_name, "kind": prompt.kind, "prompt_index": index}
-    return [
-        Text(**about, draft_length=k, n_tokens=len(text), difference=difference(setup, prompt, baseline, text))
-        for k, text in texts.items()
-    ]
-
-
-def difference(setup: Setup, prompt: Prompt, baseline: list[int], text: list[int]) -> Difference | None:
-    """Judge the first difference of a text from the baseline's; None where there is none. A text that ended early has
-    no token there, so such a difference has no logits."""
-    size = setup.target.vocab_size
-    found = judge_divergence(setup.reference, prompt.id_list, baseline, text, size)
-    if found is None:
-        return None
-    same, pair = baseline[: found.position], [found.baseline_token, found.speculative_token]
-    rows = setup.reference.logits(prompt.ids, torch.tensor([same], dtype=torch.long), size, n_last=1)
-    own, right = ([rows[i][-1, token].item() for token in pair] if min(pair) >= 0 else [] for i in range(2))
-    words = [setup.token_text(prompt, same, token) if token >= 0 else "no token" for token in pair]
-    about: dict[str, Any] = {"position": found.position, "tolerance": found.tolerance, "near_tie": found.numerical}
-    return Difference(tokens=words, logits=own, right=right, **about)
 
 
 # --- margins ----------------------------------------------------------------------------------------------------------
@@ -219,11 +153,12 @@ def replayed(n: int, k: int, right: Callable[[int, int], bool | None]) -> tuple[
 
 def measure(args: argparse.Namespace, lengths: list[int]) -> tuple[SameTextRun, BaseException | None]:
     """Measure dtype by dtype.  -> the record, what ended it early"""
-    raw, margins, fields = list[Text](), dict[str, Margins](), dict[str, Any]()
+    checks, margins, fields = list[Facts](), dict[str, Margins](), dict[str, Any]()
     choices = registry.read_all(args.draft.split(",")) if args.draft else []
     registry.check_chains("the command", choices)
+    arms = [BASELINE, GENERATE, *(Arm(DRAFT, DRAFT, k) for k in lengths)]
     about: dict[str, Any] = {"dtype": " and ".join(DTYPES), "draft": DRAFT, "draft_lengths": lengths}
-    with kept_when_stopped(lambda: "what is measured is kept" if raw else "") as stops:
+    with kept_when_stopped(lambda: "what is measured is kept" if checks else "") as stops:
         for dtype in DTYPES:
             chosen = copy.copy(args)
             chosen.dtype = dtype
@@ -231,15 +166,14 @@ def measure(args: argparse.Namespace, lengths: list[int]) -> tuple[SameTextRun, 
             fields = fields or common.head_of(args, setup, prompts, max_new_tokens=args.max_new_tokens, **about)
             drafters = registry.make_all(choices, setup, args.seed) if dtype == DTYPES[0] else {}
             registry.check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
-            with progress(len(prompts), "prompt", dtype) as bar:
-                for index, prompt in enumerate(prompts):
-                    ids, settings = prompt.ids.to(setup.device), DecodeSettings(args.max_new_tokens)
-                    baseline = tokens_of(autoregressive_decode(setup.target, ids, settings))
-                    raw += texts_of(setup, prompt, baseline, index, lengths, args)
-                    if drafters:
-                        count_margins(margins, setup, drafters, prompt, baseline)
-                    bar.update()
-    run = SameTextRun(**fields | {"interrupted": bool(stops)}, raw=raw, margins=list(margins.values()))
+            bench = Bench(setup, {DRAFT: registry.make(DRAFT, setup, args.seed)}, args.max_new_tokens, args.seed)
+            measured = harness.measure(bench, arms, [0.0], prompts, 1, {}, title=dtype)
+            checks += [{"dtype": dtype, **judge_greedy(measured, arm)} for arm in arms[1:]]
+            for prompt in prompts if drafters else ():
+                count_margins(margins, setup, drafters, prompt, bench.whole_text(prompt))
+            if measured.stop:
+                raise measured.stop
+    run = SameTextRun(**fields | {"interrupted": bool(stops)}, correctness=checks, margins=list(margins.values()))
     return run, stops[0] if stops else None
 
 
@@ -248,10 +182,9 @@ def measure(args: argparse.Namespace, lengths: list[int]) -> tuple[SameTextRun, 
 LEGEND = [
     "A text is beside the baseline's of the same prompt and dtype, token for token. k is the draft length of the "
     "speculative loop; generate is the library's own greedy loop.",
-    "A near-tie: in the higher precision both tokens lie within the tolerance of the highest logit, which is twice "
-    "what the run's dtype changes in the logits at this place. Everything else is called BUG.",
-    "logits are those of an uncached pass, of the baseline's token and of the other one: in the run's dtype, then in "
-    "the next higher precision.",
+    "A near-tie: in the higher precision both tokens lie within the tolerance of the highest logit, which "
+    "rounding explains at this place. Everything else is called BUG.",
+    "gap: how far the two tokens are apart in the higher precision, in logits.",
 ]
 OF_MARGINS = [
     "margin: the target's highest logit minus its second one. places and ends are the shares of the text's places and "
@@ -262,36 +195,30 @@ OF_MARGINS = [
 
 
 def page(run: SameTextRun) -> list[Block]:
-    arms = list(dict.fromkeys((text.dtype, text.draft_length) for text in run.raw))
-    of = {arm: [text for text in run.raw if (text.dtype, text.draft_length) == arm] for arm in arms}
-
-    def judged(arm: tuple[str, int], verdict: bool | None) -> str:
-        return str(sum((text.difference and text.difference.near_tie) is verdict for text in of[arm]))
+    def judged(check: Facts, verdict: str) -> str:
+        return str(sum(one["verdict"] == verdict for one in check["differences"]))
 
     shares: dict[str, Cell] = {
-        "dtype": lambda arm: arm[0],
-        "against the baseline": lambda arm: _named(arm[1]),
-        "texts": lambda arm: str(len(of[arm])),
-        "tokens": lambda arm: str(sum(text.n_tokens for text in of[arm])),
-        "identical": lambda arm: judged(arm, None),
-        "near-ties": lambda arm: judged(arm, True),
-        "BUG": lambda arm: judged(arm, False),
+        "dtype": lambda check: check["dtype"],
+        "against the baseline": lambda check: check["arm"],
+        "texts": lambda check: str(check["n_prompts"]),
+        "identical": lambda check: str(check["n_prompts"] - len(check["differences"])),
+        "near-ties": lambda check: judged(check, "near-tie"),
+        "BUG": lambda check: judged(check, "BUG"),
     }
     each: dict[str, Cell] = {
-        "dtype": lambda text: text.dtype,
-        "prompt": lambda text: f"{text.kind} {text.prompt_index + 1}",
-        "against": lambda text: _named(text.draft_length),
-        "token": lambda text: str(text.difference.position + 1),
-        "tokens": lambda text: " / ".join(map(repr, text.difference.tokens)),
-        "logits": lambda text: " / ".join(f"{x:.4f}" for x in text.difference.logits),
-        "higher precision": lambda text: " / ".join(f"{x:.4f}" for x in text.difference.right),
-        "tolerance": lambda text: number(text.difference.tolerance, 4),
-        "verdict": lambda text: "near-tie" if text.difference.near_tie else "BUG",
+        "dtype": lambda pair: pair[0]["dtype"],
+        "against": lambda pair: pair[0]["arm"],
+        "prompt": lambda pair: str(pair[1]["prompt"] + 1),
+        "token": lambda pair: str(pair[1]["position"] + 1),
+        "tokens": lambda pair: " / ".join(map(repr, pair[1]["tokens"])),
+        "gap": lambda pair: number(pair[1]["gap"], 4),
+        "verdict": lambda pair: pair[1]["verdict"],
     }
-    found = [text for text in run.raw if text.difference]
+    found = [(check, one) for check in run.correctness for one in check["differences"]]
     about = f"target {run.settings['target']}, at most {run.settings['max_new_tokens']} tokens of each text"
-    blocks: list[Block] = [*common.begin("Does the text stay the same?", run), about, Table(arms, shares, n_words=2)]
-    blocks += [Table(found, each, n_words=3) if found else "No text differs.", Lines(LEGEND)]
+    blocks = [*common.begin("Does the text stay the same?", run), about, Table(run.correctness, shares, n_words=2)]
+    blocks += [Table(found, each, n_words=2) if found else "No text differs.", Lines(LEGEND)]
     return [*blocks, margin_table(run), Lines(OF_MARGINS)] if run.margins else blocks
 
 
@@ -310,10 +237,6 @@ def margin_table(run: SameTextRun) -> Table:
         "sure": lambda pair: share(pair[0].n_tokens, pair[0].n_sure_rounds) if pair[1].low == 0 else "",
     }
     return Table([(row, group) for row in run.margins for group in row.groups], cells, n_words=2)
-
-
-def _named(draft_length: int) -> str:
-    return f"k = {draft_length}" if draft_length else GENERATE
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -337,7 +260,7 @@ def main(argv: list[str] | None = None) -> int:
     common.check_result_flags(args)
     run, stop = measure(args, lengths)
     code = common.finish(args, run, page, stop)
-    return code or int(any(text.difference and not text.difference.near_tie for text in run.raw))
+    return code or int(not all(check["passed"] for check in run.correctness))
 
 
 if __name__ == "__main__":

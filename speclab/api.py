@@ -32,7 +32,7 @@ from speclab.lab.round_costs import measure_costs
 from speclab.models import loading
 from speclab.models.checking.checks import check_model
 from speclab.models.names import ENGINES
-from speclab.models.outside import generation
+from speclab.models import generation
 from speclab.models.pieces import with_text
 from speclab.models.prompts import Messages, Prompt, chats_ids, encode
 from speclab.models.setup import Setup, load_setup, setup_of
@@ -84,9 +84,9 @@ def load(
         check_model(target)
         name = loading.short_name(target.name_or_path or type(target).__name__)
         generation.eos_ids(target.generation_config)
-        given = dict.fromkeys(("device", "dtype"), "the model's own") | {"threads": "PyTorch's own"}
-        setup = setup_of(target, tokenizer, name, GREEDY, engine, given)
-    if choice:
+        setup = setup_of(target, tokenizer, name, GREEDY, engine)
+    if isinstance(draft, str):
+        choice = registry.read(draft)
         return Pair(setup, choice.make(setup), choice)
     if draft.device != setup.device:
         raise UsageProblem(f"the draft is on {draft.device} and the target on {setup.device}; use draft.to(...)")

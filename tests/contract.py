@@ -9,16 +9,22 @@ import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
+import compare
+import optimized_speculative
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import Draft, Round, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
+from speclab.models import prompts as lab_prompts
 from speclab.models.cached import CachedModel
+from speclab.records import files
+from speclab.records.files import ComparisonRun
 from tests.decoding import plain_text, speculative_rounds
 from tests.heads import prompts
 from tests.models.test_caches import worst_difference
@@ -164,3 +170,27 @@ class _Text:
             begun = _Text(torch.tensor([ids[:-1]]), self.sampling, self.k)
             _, found = itertools.islice(begun.rounds(target, drafter, left + 1), 2)
             assert found == round_, "the drafter has not read all that was committed"
+
+
+def check_scripts(pair: Path, out: Path, draft: str, method: str, patch: Any, capsys: Any) -> ComparisonRun:
+    """The script writes the same text with this draft as with the pair's own, and compare.py has its rows, greedy and
+    sampled, with predictions.  -> compare.py's record
+
+    pair: the folder of the tiny pair. out: gets the record. method: what rows call the draft.
+    """
+    words = ["--target", str(pair / "target"), "--threads", "1", "--engine", "eager"]
+    texts = set()
+    for kind in (draft, str(pair / "draft")):
+        script = [*words, "--prompt", "def f(x):", "--max-new-tokens", "12", "--ignore-eos", "--draft", kind]
+        assert optimized_speculative.main(script) == 0
+        texts.add(capsys.readouterr().out.split("def f(x):")[-1].splitlines()[0])
+    assert len(texts) == 1
+    patch.setattr(lab_prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "return x")])
+    given = ["--draft", draft, "-k", "2", "--limit", "1", "--max-new-tokens", "16", "--out-dir", str(out)]
+    assert compare.main([*words, *given]) == 0
+    assert "token for token: identical" in capsys.readouterr().out
+    run = files.read(out / "results" / "local.json", ComparisonRun)
+    rows = [row for row in run.rows if row.method == method and row.prompt_kind == "all"]
+    assert [row.temperature for row in rows] == [0.0, 0.8]
+    assert all(row.forecast is not None for row in rows)
+    return run

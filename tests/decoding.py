@@ -11,7 +11,7 @@ from optimized_speculative import speculative_decode
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import Decided, DecodeSettings, Draft, Round, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.engines.c_pass import CBackend, Text
+from speclab.engines.c_pass import CBackend
 from speclab.engines.eager import EagerBackend
 from speclab.models.cached import CachedModel
 from speclab.models.family import Room
@@ -74,13 +74,13 @@ def keys_and_values(cached: CachedModel) -> list[tuple[Tensor, Tensor]]:
     if isinstance(backend, EagerBackend):
         return [(layer.keys, layer.values) for layer in backend._cache.layers]
     if isinstance(backend, CBackend):
-        rows = [row_of(backend.text, i) for i in range(cached.length)]
+        rows = [row_of(backend, i) for i in range(cached.length)]
         keys, values = (torch.stack(parts, dim=2)[:, None] for parts in zip(*rows, strict=True))
         return list(zip(keys, values, strict=True))  # (layers, 1, kv heads, length, head width)
     return list(zip(*backend._buffers.first(cached.length), strict=True))
 
 
-def row_of(text: Text, row: int) -> tuple[Tensor, Tensor]:
+def row_of(text: CBackend, row: int) -> tuple[Tensor, Tensor]:
     """Keys and values of one token in the pages of the engine `c`: (layers, kv heads, head width), views."""
     model, (page, at) = text._model, divmod(row, text._model.page)
     size, lanes = model.model.head_size, model.lanes
@@ -97,7 +97,7 @@ def poison(cached: CachedModel, n_last: int) -> None:
     backend, length = cached.backend, cached.length
     with torch.inference_mode():
         if isinstance(backend, CBackend):
-            rows = [part for i in range(length - n_last, length) for part in row_of(backend.text, i)]
+            rows = [part for i in range(length - n_last, length) for part in row_of(backend, i)]
         else:
             rows = [part[..., -n_last:, :] for layer in keys_and_values(cached) for part in layer]
         for row in rows:

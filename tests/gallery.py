@@ -4,15 +4,10 @@
     python -m tests.gallery --only 4,8   # bugs 4 and 8
     python -m tests.gallery --mutants-only   # where make test runs the same tests on the code as it is
 
-Bugs 1 to 23 have been seen in public code.
-From 24 on a guard of this lab against models and files is taken away.
-
-A mutant is an edit of the lab's source text (tests/mutants/bugs.py has its form), or a function that replaces things in
-the lab's modules by wrong ones. Both stand in tests/mutants/, and as `mutants` in an extension's tests. It is put in in
-a pytest of its own before the tests are imported (tests/mutants/plugin.py), and the tests named beside it run there,
-each of them up to its first case that fails, or in the one case that is named; what its other cases would do is not
-looked at. A kill is a failed assertion in every named test; a mutant that cannot be put in, or a test that breaks for
-another reason, is none.
+A mutant is an edit of the lab's source text (tests/mutants/bugs.py has its form). It is put in in a pytest of its own
+before the tests are imported (tests/mutants/plugin.py), and the tests named beside it run there, each of them up to its
+first case that fails, or in the one case that is named; what its other cases would do is not looked at. A kill is a
+failed assertion in every named test; a mutant that cannot be put in, or a test that breaks for another reason, is none.
 """
 
 import multiprocessing
@@ -28,12 +23,11 @@ from tabulate import tabulate
 
 from speclab.cli import parsing
 from speclab.system.errors import reports_problems
-from tests.mutants.bugs import BUGS, ROOT, Mutant, bugs_of, mutants_of
+from tests.mutants.bugs import ROOT, Mutant, bugs_of, mutant_files, mutants_of
 
 TIMEOUT = 120  # seconds for one run of pytest; it needs a few on an idle core
 UNTOUCHED = 4  # times as long for all tests of a file
 RETURNED = "\nexit code "  # of pytest, the last line of its output
-OF_EXTENSIONS = "speclab/extensions/*/tests/mutants.*"
 PRELOADED = "tests.mutants.preloaded"
 # Plugins that the tests of a mutant can do without. Some take longer to load than a test to run; unraisableexception
 # looks for garbage five times at the end, among all that is preloaded.
@@ -41,18 +35,13 @@ WITHOUT = ("cacheprovider", "unraisableexception", "xdist", "xdist.looponfail", 
 
 
 def all_bugs() -> dict[int, str]:
-    """Every bug, by its number. Imports the lab: not for the processes in which mutants are tried."""
-    bugs = dict(BUGS)
-    for file in ROOT.glob(OF_EXTENSIONS):
-        bugs |= bugs_of(file)
-    return bugs
+    """Every bug, by its number."""
+    return {bug: what for file in mutant_files() for bug, what in bugs_of(file).items()}
 
 
-def all_mutants() -> tuple[Mutant, ...]:
-    """Every mutant, by bug. Imports the lab, too."""
-    files = [*(ROOT / "tests" / "mutants").glob("*.txt"), *ROOT.glob(OF_EXTENSIONS)]
-    mutants = [mutant for file in sorted(files) for mutant in mutants_of(file)]
-    return tuple(sorted(mutants, key=lambda mutant: mutant.bug))
+def all_mutants() -> list[Mutant]:
+    """Every mutant, by bug."""
+    return sorted((m for file in mutant_files() for m in mutants_of(file)), key=lambda mutant: mutant.bug)
 
 
 def run_tests(
@@ -102,24 +91,16 @@ def forking() -> BaseContext:
     return context
 
 
-def fails_without_a_mutant(context: BaseContext, tests: tuple[str, ...], timeout: float) -> str:
-    """Empty if all pass; otherwise what pytest printed. A kill by a test that always fails says nothing."""
-    exit_code, output = run_tests(context, tests, timeout)
-    if exit_code == 0:
-        return ""
-    return f"{output}\nexit code {exit_code}" if output else f"ran out of time: more than {timeout:g} s"
-
-
 def judge(mutant: Mutant, exit_code: int | None, output: str) -> str:
-    """Verdict: "killed", "killed (hangs)", "SURVIVED", or "NOT KILLED" and why."""
+    """Verdict: "killed", "SURVIVED", or "NOT KILLED" and why."""
     if exit_code is None:
-        return "killed (hangs)" if mutant.hangs else "NOT KILLED: ran out of time"
+        return "NOT KILLED: ran out of time"
     if exit_code != 1:
         return "SURVIVED" if exit_code == 0 else f"NOT KILLED: pytest exit code {exit_code}"
     failed = dict(re.findall(r"^FAILED ([^\s\[]+)(?:\[.*?\])? - (.*)$", output, re.MULTILINE))
     for test in map(_all_cases, mutant.killed_by):
         if test not in failed:
-            return f"NOT KILLED: {_name(test)} did not fail"
+            return f"NOT KILLED: {test.rpartition('::')[2]} did not fail"
         why = failed[test]
         error = why.partition(":")[0].split(".")[-1]
         asserted = why.startswith(("assert ", "AssertionError", "Failed: DID NOT RAISE"))
@@ -132,73 +113,51 @@ def _all_cases(test: str) -> str:
     return test.partition("[")[0]
 
 
-def _name(test: str) -> str:
-    return test.rpartition("::")[2]
-
-
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     parser = parsing.make_parser(__doc__)
-    parser.add_argument("--only", metavar="N,N", help="bug numbers, separated by commas (default: all)")
-    parser.add_argument(
-        "--timeout",
-        type=parsing.positive,
-        default=TIMEOUT,
-        metavar="S",
-        help="seconds for one run of pytest (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--jobs",
-        type=parsing.at_least(1),
-        default=os.cpu_count() or 1,
-        metavar="N",
-        help="runs of pytest at once (default: one a core)",
-    )
+    known = ",".join(map(str, sorted(all_bugs())))
+    parser.add_argument("--only", metavar="N,N", default=known, help="bug numbers, separated by commas (default: all)")
     parser.add_argument(
         "--mutants-only",
         action="store_true",
         help="leave the run on the code as it is out; a kill means something only where make test passes, too",
     )
     args = parser.parse_args(argv)
-    try:
-        wanted = {int(number) for number in args.only.split(",")} if args.only else set(all_bugs())
-    except ValueError:
-        parser.error(f"--only {args.only}: give bug numbers, for example --only 4,8")
-    if not wanted <= set(bugs := all_bugs()):
-        parser.error(f"--only {args.only}: the gallery has {', '.join(map(str, sorted(bugs)))}")
+    wanted = args.only.split(",")
+    if not {*wanted} <= {*known.split(",")}:
+        parser.error(f"--only {args.only}: give numbers of bugs, of {known}")
     context = forking()
-    mutants = [mutant for mutant in all_mutants() if mutant.bug in wanted]
-
-    files: dict[str, list[str]] = defaultdict(list)
-    for test in dict.fromkeys(_all_cases(test) for mutant in mutants for test in mutant.killed_by):
-        files[test.partition("::")[0]].append(test)
+    mutants = [mutant for mutant in all_mutants() if str(mutant.bug) in wanted]
 
     def untouched(tests: list[str]) -> str:
-        return fails_without_a_mutant(context, tuple(tests), UNTOUCHED * args.timeout)  # all cases, of many tests
+        """Empty where all pass; a kill by a test that always fails says nothing."""
+        exit_code, output = run_tests(context, tuple(tests), UNTOUCHED * TIMEOUT)  # all cases, of many tests
+        return "" if exit_code == 0 else f"{output}\nexit code {exit_code} (None: it ran out of time)"
 
     def tried(mutant: Mutant) -> str:
-        return judge(mutant, *run_tests(context, mutant.killed_by, args.timeout, mutant))
+        return judge(mutant, *run_tests(context, mutant.killed_by, TIMEOUT, mutant))
 
     rows, problems = [], ""
-    with ThreadPoolExecutor(args.jobs) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         if not args.mutants_only:
             print("the code as it is", file=sys.stderr, flush=True)
+            files: dict[str, list[str]] = defaultdict(list)
+            for test in dict.fromkeys(_all_cases(test) for mutant in mutants for test in mutant.killed_by):
+                files[test.partition("::")[0]].append(test)
             problems = "\n".join(filter(None, pool.map(untouched, files.values())))
-            n_tests = sum(map(len, files.values()))
-            rows.append(["-", "the code as it is", "-", f"{n_tests} tests", "FAILS" if problems else "passes"])
         if problems:
             print(problems, file=sys.stderr)
-            mutants = []
+            return 1
         for i, (mutant, verdict) in enumerate(zip(mutants, pool.map(tried, mutants), strict=True)):
             print(f"{i + 1}/{len(mutants)}  bug {mutant.bug}: {mutant.what}: {verdict}", file=sys.stderr, flush=True)
-            killers = "\n".join(_name(test) for test in mutant.killed_by)
+            killers = "\n".join(test.rpartition("::")[2] for test in mutant.killed_by)
             rows.append([mutant.bug, mutant.what, mutant.file, killers, verdict])
-    n_killed = sum(row[-1].startswith("killed") for row in rows)
     print(tabulate(rows, ["bug", "what it does", "file", "killed by", "verdict"]))
-    print(f"\n{n_killed} of {len(mutants)} mutants killed")
-    if n_killed < len(mutants):  # again, last: of a long output often only the end is kept
-        print(tabulate([row for row in rows if row[0] != "-" and not row[-1].startswith("killed")], tablefmt="plain"))
-    return int(bool(problems) or n_killed < len(mutants))
+    alive = [row for row in rows if row[-1] != "killed"]
+    print(f"\n{len(rows) - len(alive)} of {len(rows)} mutants killed")
+    print(tabulate(alive, tablefmt="plain"))  # again, last: of a long output often only the end is kept
+    return int(bool(alive))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter
@@ -20,12 +21,11 @@ from speclab.lab.instruments import noisy
 from speclab.models import engine_choice, loading
 from speclab.models.cached import CachedModel
 from speclab.models.checking.checks import OTHER_DRAFT, check_model
-from speclab.models.checking.rounding import Reference
-from speclab.models.checking.uncached import logits_after
+from speclab.models.checking.rounding import Reference, logits_after
 from speclab.models.family import check_family, family_of
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence
-from tests.tiny_families import ENCODER, VOCAB, families, tiny
+from tests.tiny_families import VOCAB, tiny
 
 BOTH, EAGER = "identical on both engines", "identical on eager"
 REFUSED, CANNOT, BROKEN = "refused", "cannot be built", "broken"
@@ -83,7 +83,7 @@ def examine(model_type: str) -> FamilyRow:
 
 def loaded(model: PreTrainedModel) -> PreTrainedModel:
     """The model as the scripts load and describe it, from a folder; raises EnvironmentProblem where they refuse it."""
-    if model.config.model_type in {name.removesuffix(ENCODER) for name in families()}:
+    if model.config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             try:

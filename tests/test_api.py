@@ -25,6 +25,11 @@ def loaded(pair_folder):
     return *models, AutoTokenizer.from_pretrained(names[0])
 
 
+@pytest.fixture
+def pair(loaded):
+    return load(*loaded[:2], loaded[2], engine="eager")
+
+
 @pytest.mark.parametrize(("given", "draft"), [("folder", "folder"), ("loaded", "loaded"), ("folder", "ngram")])
 def test_the_text_is_the_baselines_whatever_way_the_pair_is_given(pair_folder, loaded, given, draft):
     target, draft_model, tokenizer = loaded
@@ -72,20 +77,18 @@ def test_a_sampled_text_on_auto_depends_on_its_seed_alone(pair_folder):
     assert not pair.on_auto.seen.get(1.0) or pair.on_auto.seen[1.0].all.tested == WEIGHT
 
 
-def test_sampling_follows_its_seed(loaded):
-    pair = load(*loaded[:2], loaded[2], engine="eager")
+def test_sampling_follows_its_seed(pair):
     texts = [list(speculate(pair, TEXT, 2, 20, temperature=1.0, seed=seed)) for seed in (1, 1, 2, 3)]
     assert texts[0] == texts[1]
     assert not texts[1] == texts[2] == texts[3]
 
 
-def test_what_cannot_be_is_refused_before_the_first_round(pair_folder, loaded):
+def test_what_cannot_be_is_refused_before_the_first_round(loaded, pair):
     target, draft, tokenizer = loaded
     with pytest.raises(UsageProblem, match="tokenizer="):
         load(target, draft)
     with pytest.raises(UsageProblem, match="compare"):
         load(target, "dial:0.5", tokenizer, engine="eager")
-    pair = load(target, draft, tokenizer, engine="eager")
     with pytest.raises(ValueError, match="'Auto'"):
         speculate(pair, TEXT, "Auto")
     for wrong in ({"draft_length": -1}, {"max_new_tokens": -1}, {"temperature": -0.1}, {"top_p": 0}, {"top_k": -1}):
@@ -97,10 +100,8 @@ def test_what_cannot_be_is_refused_before_the_first_round(pair_folder, loaded):
         speculate(pair, TEXT, max_new_tokens=10**6)
 
 
-def test_several_texts_at_once_do_not_disturb_each_other(loaded):
+def test_several_texts_at_once_do_not_disturb_each_other(pair):
     """Two decodings of one pair, a round of each in turn; and one that was left in the middle."""
-    target, draft, tokenizer = loaded
-    pair = load(target, draft, tokenizer, engine="eager")
     alone = [list(speculate(pair, text, 3, 20)) for text in (TEXT, "class A:")]
     next(speculate(pair, "return", 3, 20))
     both = zip(speculate(pair, TEXT, 3, 20), speculate(pair, "class A:", 3, 20), strict=False)
@@ -108,28 +109,28 @@ def test_several_texts_at_once_do_not_disturb_each_other(loaded):
         assert list(rounds) == [alone[0][i], alone[1][i]]
 
 
-def test_a_list_of_messages_is_put_into_the_template(loaded):
+def test_a_list_of_messages_is_put_into_the_template(loaded, pair):
     *models, tokenizer = loaded
     chatty = copy.deepcopy(tokenizer)
     chatty.chat_template = "{% for m in messages %}# {{ m.content }}\n{% endfor %}"
-    pair = load(*models, chatty, engine="eager")
+    in_template = load(*models, chatty, engine="eager")
     messages = [{"role": "user", "content": "x + 1"}, {"role": "user", "content": "return"}]
-    chat = "".join(round_.text for round_ in speculate(pair, messages, 2, 12))
+    chat = "".join(round_.text for round_ in speculate(in_template, messages, 2, 12))
     assert chat == "".join(round_.text for round_ in speculate(pair, "# x + 1\n# return\n", 2, 12))
     for wrong in ([], ["x"], [{"role": "user"}], 5, ({"role": "user", "content": "x"},)):
         with pytest.raises(UsageProblem, match="a chat is a list of messages"):
             speculate(pair, wrong)
     with pytest.raises(UsageProblem, match="no chat template"):
-        speculate(load(*models, tokenizer, engine="eager"), messages)
+        speculate(pair, messages)
 
 
 def test_what_is_no_pair_is_refused(pair_folder, loaded, monkeypatch):
     """A model that attends to later tokens, as target and as draft; and a mistyped draft before a target is read."""
     target, draft, tokenizer = loaded
     bert = BertLMHeadModel(BertConfig(vocab_size=target.config.vocab_size, **TINY))
-    for pair in ((bert, draft), (target, bert)):
+    for models in ((bert, draft), (target, bert)):
         with pytest.raises(EnvironmentProblem, match="bert"):
-            load(*pair, tokenizer, engine="eager")
+            load(*models, tokenizer, engine="eager")
     monkeypatch.setattr(loading, "load_model", lambda *a, **k: pytest.fail("weights were read"))
     with pytest.raises(UsageProblem, match="unknown draft kind 'ngrm'"):
         load(str(pair_folder / "target"), "ngrm")

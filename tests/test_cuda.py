@@ -16,7 +16,6 @@ from speclab.models import loading, names
 from speclab.models.cached import CachedModel
 from speclab.models.checking import rounding
 from speclab.models.padded import padding
-from speclab.models.padded.sizes import Size
 from speclab.theory import losslessness
 from tests.decoding import plain_text, speculative_rounds
 from tests.tiny_models import FAMILIES, VOCAB, perturbed, tiny
@@ -146,7 +145,7 @@ def test_the_lab_pair_in_bfloat16_differs_at_near_ties_only(wish):
 
 def test_a_padded_model_is_built_on_the_device():
     small = loading.load_model(loading.LAB_TARGET, torch.device("cuda"), torch.float32)
-    large = padding.padded(small, Size("50m"), torch.device("cuda"), torch.float32)
+    large = padding.padded(small, "lab:50m", torch.device("cuda"), torch.float32)
     ids = torch.arange(40, device="cuda")[None]
     with torch.inference_mode():
         gap = (large(ids).logits - small(ids).logits).abs().max().item()

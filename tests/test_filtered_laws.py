@@ -12,6 +12,7 @@ bit as in tests/test_exact.py, where rows are fractions.
 
 import functools
 import itertools
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
 from speclab.models.cached import CachedModel
 from tests.heads import feature_row, in_format, target_states, tiny_head
-from tests.test_exact import Job, Tables, cdf_corners, completed, target_law, token_pieces
+from tests.test_exact import Job, Pieces, Tables, cdf_corners, completed, target_law, token_pieces
 from tests.test_lossless import reference_probs
 from tests.tiny_models import DTYPE_ON, on_engine, perturbed, tiny
 
@@ -205,21 +206,13 @@ def one_more(one: Drawn, law: list[float]) -> Iterator[Drawn]:
         yield Drawn((*one.tokens, token), [*one.laws, law], [*one.numbers, piece], one.chance * piece.size)
 
 
-def token_tests(job: Job, tokens: Text, certain: bool) -> tuple[list[list[float]], list[list[float]]]:
-    """Of the token rule: where each test changes, and every row that is left to draw from."""
-    return token_pieces(job, tokens)
-
-
-Tests = Callable[[Job, Text, bool], tuple[list[list[float]], list[list[float]]]]
-
-
-def sides_of(text: Text, draft: Draft, laws: list[list[float]], tests_of: Tests) -> list[list[Piece]]:
+def sides_of(text: Text, draft: Draft, laws: list[list[float]], pieces_of: Pieces) -> list[list[Piece]]:
     """The pieces of the rule's numbers. Every row that a next token might come from cuts the last one's."""
     tokens, n = tuple(draft.tokens[0].tolist()), draft.tokens.shape[1]
     prefixes = [tokens[:i] for i in range(n + 1)]
     rows = [target_row(text + prefix) for prefix in prefixes]
-    job = Job(Tables(IDS, n, dict(zip(prefixes, rows, strict=True)), dict(zip(prefixes, laws, strict=False))), (), n)
-    tests, left = tests_of(job, tokens, draft.probs is None)
+    target, drafts = dict(zip(prefixes, rows, strict=True)), dict(zip(prefixes, laws, strict=False))
+    tests, left = pieces_of(Job(Tables(IDS, n, target, drafts, draft.probs is not None), (), n), tokens)
     return [*map(pieces, tests), pieces([c for row in [*left, *rows] for c in cdf_corners(row)])]
 
 
@@ -273,9 +266,9 @@ class Found(NamedTuple):
     drafts: list[tuple[Text, bool]]  # of each outcome of drafting: its tokens, and whether they were certain
 
 
-def enumerated(monkeypatch, case: Case, rule: str, first: float, end: float, tests_of: Tests = token_tests) -> Found:
+def enumerated(monkeypatch, case: Case, rule: str, first: float, end: float, pieces_of: Pieces = token_pieces) -> Found:
     """The law of what the second round commits, after a first one with this number. end: where in each piece its number
-    is put. tests_of: of the rule, for a chain."""
+    is put. pieces_of: of the rule, for a chain."""
     text = asked(monkeypatch, case, rule, first, []).text
     law: Law = {}
     tally, drafts = Counter[str](), []
@@ -292,7 +285,7 @@ def enumerated(monkeypatch, case: Case, rule: str, first: float, end: float, tes
             off = 1e-12 if ENGINE == "eager" else OFF[ENGINE]
             assert handed == pytest.approx([*itertools.chain(*laws)], abs=off), "other laws are handed over"
         drafts.append((tokens, draft.probs is None))
-        sides = case.sides(rule, text, draft, laws) if case.sides else sides_of(text, draft, laws, tests_of)
+        sides = case.sides(rule, text, draft, laws) if case.sides else sides_of(text, draft, laws, pieces_of)
         cells = list(itertools.product(*sides))
         points = torch.tensor([[piece.at(end) for piece in cell] for cell in cells], dtype=torch.float64)
         parts = {name: part for name, part in vars(draft).items() if isinstance(part, torch.Tensor)}
@@ -334,32 +327,22 @@ def assert_same_law(found: Law, right: Law) -> None:
 
 def test_the_filters_cut_the_rows_of_both_models_and_their_order_shows():
     """Else the laws below would be those without filters, or of filters in another order."""
-    text, t = tuple(PROMPT[0].tolist()), SETTINGS.temperature
+    t, p = SETTINGS.temperature, SETTINGS.top_p
+    text, alone = tuple(PROMPT[0].tolist()), [Sampling(t), Sampling(t, 3), Sampling(t, top_p=p), Sampling(1.0, 3, p)]
     for which in (0, 1):
-        rows = [
-            logits_after(which, (*text, *more)) for n in range(3) for more in itertools.product(range(IDS), repeat=n)
-        ]
-        alone = [Sampling(t), Sampling(t, SETTINGS.top_k), Sampling(t, top_p=SETTINGS.top_p), Sampling(1.0, 3, 0.85)]
+        texts = [(*text, *more) for n in range(3) for more in itertools.product(range(IDS), repeat=n)]
+        rows = [logits_after(which, one) for one in texts]
         for other in alone:
             assert sum(filtered(row, other) != filtered(row) for row in rows) >= 5, other
-        swapped = [_top_p_first(row) != filtered(row) for row in rows]
-        assert sum(swapped) > 1
-    supports = [
-        (
-            {i for i, p in enumerate(target_row(text + more)) if p},
-            {i for i, q in enumerate(draft_row(text + more)) if q},
-        )
-        for more in itertools.product(range(IDS), repeat=2)
-    ]
-    assert any(p - q for p, q in supports)
-    assert any(q - p for p, q in supports)
+        assert sum(_top_p_first(row) != filtered(row) for row in rows) > 1
+    both = [(target_row(one), draft_row(one)) for one in texts]
+    for one, other in (0, 1), (1, 0):
+        assert any(a > 0 == b for pair in both for a, b in zip(pair[one], pair[other], strict=True))
 
 
 def _top_p_first(logits: list[float]) -> list[float]:
     row = reference_probs(logits, SETTINGS.temperature, 0, SETTINGS.top_p)
-    kept = sorted(range(IDS), key=lambda i: -row[i])[: SETTINGS.top_k]
-    total = sum(row[i] for i in kept)
-    return [row[i] / total if i in kept else 0.0 for i in range(IDS)]
+    return reference_probs([math.log(weight) if weight else -math.inf for weight in row], 1.0, SETTINGS.top_k, 1.0)
 
 
 def test_every_token_of_the_baseline_has_the_targets_law(monkeypatch):
@@ -370,28 +353,25 @@ def test_every_token_of_the_baseline_has_the_targets_law(monkeypatch):
         monkeypatch.setattr(
             baseline_autoregressive, "uniforms", lambda *_, left=numbers: torch.tensor([next(left)]).double()
         )
-        rounds = baseline_autoregressive.autoregressive_decode(
-            CachedModel(models()[0]), PROMPT, DecodeSettings(2, SETTINGS)
-        )
+        target, how = CachedModel(models()[0]), DecodeSettings(2, SETTINGS)
+        rounds = baseline_autoregressive.autoregressive_decode(target, PROMPT, how)
         assert tuple(tokens_of(rounds)) == one.tokens
 
 
-@pytest.mark.parametrize("name", CASES)
+ON_C = ("model", "hybrid auto", "feature")  # against the uncached target
+
+
+@pytest.mark.parametrize("name", [*CASES, *(f"{name} on c" for name in ON_C)])
 def test_a_round_leaves_the_targets_law(name, monkeypatch):
-    assert_lossless(CASES[name], "token", monkeypatch)
+    monkeypatch.setattr(sys.modules[__name__], "ENGINE", "c" if name.endswith(" on c") else "eager")
+    assert_lossless(CASES[name.removesuffix(" on c")], "token", monkeypatch)
 
 
-@pytest.mark.parametrize("name", ["model", "hybrid auto", "feature"])
-def test_a_round_on_the_engine_c_leaves_the_law_of_the_uncached_target(name, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "ENGINE", "c")
-    assert_lossless(CASES[name], "token", monkeypatch)
-
-
-def assert_lossless(case: Case, rule: str, monkeypatch, tests_of: Tests = token_tests) -> None:
+def assert_lossless(case: Case, rule: str, monkeypatch, pieces_of: Pieces = token_pieces) -> None:
     """The joint law of as many tokens as the round may commit, with the target's own after those that it does."""
     tally, lengths, texts = Counter[str](), set(), set()
     for first, end in itertools.product(case.first, ENDS):
-        found = enumerated(monkeypatch, case, rule, first, end, tests_of)
+        found = enumerated(monkeypatch, case, rule, first, end, pieces_of)
         length = max(map(len, found.law))
         assert_same_law(completed(found.law, TARGET, found.text, length), target_law(TARGET, found.text, length))
         tally += found.tally

@@ -2,12 +2,15 @@
 
 import contextlib
 import importlib.util
+import inspect
 import io
 import json
 import re
 
 import pytest
 
+from speclab import load, speculate
+from speclab.core.counts import Counts
 from speclab.system.paths import ROOT
 
 PAGE = ROOT / "docs" / "python.md"
@@ -28,11 +31,6 @@ def test_every_block_of_the_page_runs(monkeypatch, capsys):
 
 
 def test_the_page_names_every_argument_and_every_ratio():
-    import inspect
-
-    from speclab import load, speculate
-    from speclab.core.counts import Counts
-
     text = PAGE.read_text("utf-8")
     for function in (load, speculate):
         signature = re.search(rf"^`{function.__name__}\((.*?)\)`", text, re.MULTILINE)[1]

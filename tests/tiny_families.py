@@ -1,4 +1,4 @@
-"""A tiny random-weight model of any family of causal LMs or encoder-decoders of the installed transformers.
+"""A tiny random-weight model of a family of the installed transformers.
 
 A configuration class names its sizes; most families use the same few names. `tiny` takes the class's own defaults,
 makes everything that is named here small, and keeps one layer of every kind that the family mixes.
@@ -8,20 +8,9 @@ import dataclasses
 
 import torch
 from torch import nn
-from transformers import (
-    CONFIG_MAPPING,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-)
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-ENCODER = "+encoder"  # the end of the names of families with an encoder and a decoder
-SPREAD = 0.15  # standard deviation of their weights
+SPREAD = 0.15  # standard deviation of the weights of encoder-decoders
 VOCAB = 64
 CONTEXT = 512
 # The value that a field with one of these names gets.
@@ -57,76 +46,24 @@ _SIZES = {
     "tie_word_embeddings use_mamba_kernels": False,  # tied rows make a random model repeat its last token
 }
 _TINY = {name: size for names, size in _SIZES.items() for name in names.split()}
-# Of encoder-decoders: some have no default, some do as they please, and a start that is padding has no position.
-_OF_ENCODED = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 2, "tie_word_embeddings": False}
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers")
 _EVEN_IF_NONE = ("head_dim", "num_key_value_heads")  # some families cannot do without, though the default is None
-_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 # Fields that need other values, by the type of the configuration they stand in.
 _OVERRIDES: dict[str, dict] = {
     "bamba": {"attn_layer_indices": [1]},
-    "blt": {"encoder_hash_byte_group_vocab": 64},
-    "blt_local_encoder": {"hidden_size_global": 64},
-    "blt_local_decoder": {"hidden_size_global": 64},
-    "blt_global_transformer": {"hidden_size": 64, "head_dim": 16},
-    "cohere_compass_text": {
-        "rope_parameters": {"full_attention": None, "sliding_attention": {**_ROPE, "mrope_section": [2, 1, 1]}}
-    },
-    "dbrx": {
-        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
-        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
-    },
-    "deepseek_v2": {"num_experts_per_tok": 2, "first_k_dense_replace": 1},
-    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
-    "dots3_note_text": {
-        f"swa_{name}": _TINY[name] for name in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
-    }
-    | {"swa_head_dim": 16, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4},
-    "falcon_h1": {"mamba_d_ssm": 64},
-    "gemma3n_text": {
-        "num_hidden_layers": 4,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "num_kv_shared_layers": 2,
-        "intermediate_size": [48] * 4,
-        "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0],
-    },
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
-    "hrm_text": {"initializer_range": 0.1},  # its layers run many times, which magnifies rounding
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2": {"layer_types": ["full_attention", "conv"], "block_auto_adjust_ff_dim": False},
-    "lfm2_moe": {"layer_types": ["full_attention", "conv"]},
     "mamba2": {"num_heads": 8},
-    "qwen4_exp_text": {
-        "indexer_n_heads": 4,
-        "indexer_kv_heads": 1,
-        "indexer_head_dim": 8,
-        "indexer_budget": 16,
-        "indexer_compress_ratio": 4,
-    },
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
-    "reformer": {
-        "is_decoder": True,
-        "axial_pos_shape": (16, 32),
-        "axial_pos_embds_dim": (8, 24),
-        "attn_layers": ["local", "lsh"],
-    },
-    "switch_transformers": {"num_decoder_layers": 2},
-    "xmod": {"default_language": "en_XX"},
-    "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16},
     "zaya": {"num_experts_per_tok": 1},
 }
 
 
 def tiny(family: str, seed: int = 0) -> PreTrainedModel:
     """A float32 model of the family in evaluation mode; its weights depend on `seed` alone."""
-    config = tiny_config(CONFIG_MAPPING[family.removesuffix(ENCODER)])
+    config = tiny_config(CONFIG_MAPPING[family])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if family.endswith(ENCODER):
-            for name, value in _OF_ENCODED.items():
-                setattr(config, name, value)
-            return drawn(AutoModelForSeq2SeqLM.from_config(config), SPREAD).float()
         model = AutoModelForCausalLM.from_config(config).float().eval()
         for module in model.modules():
             if isinstance(module, nn.Embedding) and module.padding_idx is not None:
@@ -171,9 +108,3 @@ def tiny_layers(values: dict) -> dict:
         first.setdefault(tuple(v[i] for v in lists.values() if isinstance(v[i], str)), i)
     chosen = (list(first.values()) * 2)[: max(2, len(first))]
     return {name: len(chosen)} | {key: [v[i] for i in chosen] for key, v in lists.items()}
-
-
-def families() -> list[str]:
-    """Every model type that AutoModelForCausalLM knows, then those of AutoModelForSeq2SeqLM, with ENCODER."""
-    encoded = [name + ENCODER for name in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES]
-    return [*sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), *sorted(encoded)]

@@ -9,25 +9,7 @@ from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GemmaConfig,
-    GemmaForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from speclab.engines.c_pass import CModel
 from speclab.models import engine_choice
@@ -35,68 +17,36 @@ from speclab.models import engine_choice
 VOCAB = 48
 WINDOW = 8  # of the sliding-window families: shorter than every prompt plus output
 CONTEXT = 512
+_LAYERS = {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": CONTEXT, "hidden_size": 32}
 _IDS = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-_LLAMA_LIKE = {
-    **_IDS,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": CONTEXT,
-    "tie_word_embeddings": False,  # tied rows make a random model repeat its last token
-    "initializer_range": 0.3,  # much larger than usual, so that the text depends on what was said before
-}
+_IDS |= {"tie_word_embeddings": False}  # tied rows make a random model repeat its last token
+_SPREAD = 0.3  # much larger than usual, so that the text depends on what was said before
+_NEOX = {**_IDS, **_LAYERS, "intermediate_size": 48, "initializer_range": _SPREAD}
+_LLAMA_LIKE = {**_NEOX, "num_key_value_heads": 2}
+_GPT2 = {"n_embd": 32, "n_inner": 48, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT, "initializer_range": _SPREAD}
+_OPT = {**_IDS, **_LAYERS, "word_embed_proj_dim": 32, "ffn_dim": 48, "init_std": _SPREAD}
+_GEMMA3 = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": WINDOW}
+_GEMMA3 |= {"layer_types": ["sliding_attention", "full_attention"]}  # two kinds of layers in one cache
 
-
-_NEOX = {name: size for name, size in _LLAMA_LIKE.items() if name != "num_key_value_heads"}
-_GPT2 = {
-    **_IDS,
-    "n_embd": 32,
-    "n_inner": 48,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": CONTEXT,
-    "tie_word_embeddings": False,
-    "initializer_range": 0.3,
-}
-_OPT = {
-    **_IDS,
-    "hidden_size": 32,
-    "word_embed_proj_dim": 32,
-    "ffn_dim": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": CONTEXT,
-    "tie_word_embeddings": False,
-    "init_std": 0.3,
-}
-_GEMMA3 = {
-    **_LLAMA_LIKE,
-    "head_dim": 8,
-    "query_pre_attn_scalar": 8,
-    "sliding_window": WINDOW,
-    "layer_types": ["sliding_attention", "full_attention"],  # two kinds of layers in one cache
-}
-
-FAMILIES = {
-    "llama": (LlamaForCausalLM, LlamaConfig, _LLAMA_LIKE),
-    "gpt2": (GPT2LMHeadModel, GPT2Config, _GPT2),
-    "gpt_neox": (GPTNeoXForCausalLM, GPTNeoXConfig, _NEOX),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config, _LLAMA_LIKE),
-    "opt": (OPTForCausalLM, OPTConfig, _OPT),
-    "gemma": (GemmaForCausalLM, GemmaConfig, {**_LLAMA_LIKE, "head_dim": 8}),
-    "mistral_window": (MistralForCausalLM, MistralConfig, {**_LLAMA_LIKE, "sliding_window": WINDOW}),
-    "gemma3_window": (Gemma3ForCausalLM, Gemma3TextConfig, _GEMMA3),
+FAMILIES = {  # model_type and entries of the config
+    "llama": ("llama", _LLAMA_LIKE),
+    "gpt2": ("gpt2", {**_IDS, **_GPT2}),
+    "gpt_neox": ("gpt_neox", _NEOX),
+    "qwen2": ("qwen2", _LLAMA_LIKE),
+    "opt": ("opt", _OPT),
+    "gemma": ("gemma", {**_LLAMA_LIKE, "head_dim": 8}),
+    "mistral_window": ("mistral", {**_LLAMA_LIKE, "sliding_window": WINDOW}),
+    "gemma3_window": ("gemma3_text", {**_LLAMA_LIKE, **_GEMMA3}),
 }
 
 
 def tiny(family: str, seed: int = 0, dtype: torch.dtype = torch.float64, **changes) -> PreTrainedModel:
     """A two-layer model of `family` with sdpa attention; its weights depend on `seed` alone."""
-    model_class, config_class, sizes = FAMILIES[family]
+    model_type, entries = FAMILIES[family]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = model_class(config_class(**{**sizes, **changes})).to(dtype).eval()
+        config = AutoConfig.for_model(model_type, **{**entries, **changes})
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(dtype).eval()
     assert model.config._attn_implementation == "sdpa"
     return model
 

@@ -12,44 +12,9 @@ from speclab.present.pictures import figures
 from speclab.present.pictures.figures import Figure, NullLocator, plt
 from speclab.system.files import write_whole
 
-BLUE, ORANGE, GREEN, PINK, SKY, AMBER, BLACK = figures.COLOURS
+BLUE, ORANGE, GREEN, PINK, *_, BLACK = figures.COLOURS
 GREY = "#BBBBBB"
 SOURCE = "computed by tools/chapter_pictures.py from the formulas of the chapter; nothing here is measured"
-
-
-# --- chapter 4: one position ------------------------------------------------------------------------------------------
-
-P, Q = [0.5, 0.3, 0.2], [0.2, 0.7, 0.1]  # the chapter's target and draft
-
-
-def kept_and_missing(target: list[float], draft: list[float]) -> tuple[list[float], list[float]]:
-    """Split a target's row into what accepted drafts bring, min(p, q), and what corrections bring, max(0, p - q)."""
-    pairs = list(zip(target, draft, strict=True))
-    return [min(pair) for pair in pairs], [max(0.0, p - q) for p, q in pairs]
-
-
-def residual() -> Figure:
-    kept, missing = kept_and_missing(P, Q)
-    figure, (rows, left) = figures.blank(2, 4.6, 3.6, sharey=True, gridspec_kw={"width_ratios": [2, 1]})
-    places, width = range(len(P)), 0.38
-    at_p, at_q = ([place + aside for place in places] for aside in (-width / 2, width / 2))
-    rows.bar(at_p, kept, width, color=BLUE, label="p: kept drafts bring min(p, q)")
-    rows.bar(at_p, missing, width, kept, color="white", edgecolor=BLUE, hatch="//", label="p: corrections bring p - q")
-    rows.bar(at_q, Q, width, color=AMBER, label="q: what the draft proposes")
-    for xs, heights in ((at_p, P), (at_q, Q)):
-        for x, height in zip(xs, heights, strict=True):
-            figures.note(rows, x, height, f"{height:g}", 3)
-    total = sum(missing)
-    shares = [share / total for share in missing]
-    left.bar(places, shares, 0.5, color="white", edgecolor=BLUE, hatch="//", label=f"max(0, p - q) / {total:.1f}")
-    for place, share in zip(places, shares, strict=True):
-        figures.note(left, place, share, f"{share:.2f}".rstrip("0").rstrip("."), 3)
-    for axis, title in ((rows, "one position, three tokens"), (left, "the residual: where corrections come from")):
-        axis.set_xticks(list(places), [f"token {place}" for place in places])
-        axis.set_ylim(0, 1)
-        figures.legend_above(axis, title)
-    rows.set_ylabel("probability")
-    return figure
 
 
 # --- chapter 9: what a longer draft is worth --------------------------------------------------------------------------
@@ -107,7 +72,8 @@ def worth() -> Figure:
 # --- chapter 13: the knee ---------------------------------------------------------------------------------------------
 
 MACHINE, TARGET, DRAFT = ex13.Machine(2e12, 300e12), ex13.Model(8e9, 131072), ex13.Model(1e9, 32768)
-SURVIVAL = [0.8**n for n in range(1, 9)]  # of drafts of up to eight tokens
+DRAFT_LENGTHS = range(1, 9)
+SURVIVAL = [0.8**n for n in DRAFT_LENGTHS]
 CONTEXTS = {0: "no context", 1000: "1,000 tokens of context", 16000: "16,000 tokens of context"}
 WIDTHS = [round(2 ** (i / 4)) for i in range(41)]  # 1 to 1024 tokens in a pass
 BATCHES = [round(2 ** (i / 4)) for i in range(37)]  # 1 to 512 texts
@@ -155,11 +121,8 @@ def best_speedups(context: int) -> list[float]:
     for n in BATCHES:
         step = ex13.step_time(MACHINE, TARGET, n, 1, context)
         drafting = ex13.step_time(MACHINE, DRAFT, n, 1, context)
-        rounds = [
-            k * drafting + ex13.step_time(MACHINE, TARGET, n, k + 1, context) for k in range(1, len(SURVIVAL) + 1)
-        ]
-        tokens = [1 + sum(SURVIVAL[:k]) for k in range(1, len(SURVIVAL) + 1)]
-        found.append(max(made * step / spent for made, spent in zip(tokens, rounds, strict=True)))
+        rounds = {k: k * drafting + ex13.step_time(MACHINE, TARGET, n, k + 1, context) for k in DRAFT_LENGTHS}
+        found.append(max((1 + sum(SURVIVAL[:k])) * step / spent for k, spent in rounds.items()))
     return found
 
 
@@ -186,7 +149,6 @@ def batch() -> Figure:
 
 
 PICTURES: dict[str, tuple[str, Callable[[], Figure]]] = {  # name -> the chapter's page, and what paints
-    "chapter-04-residual": ("04-rejection", residual),
     "chapter-09-worth": ("09-stop-when-unsure", worth),
     "chapter-13-roofline": ("13-batch-knee", roofline),
     "chapter-13-batch": ("13-batch-knee", batch),

@@ -3,20 +3,17 @@
     python -m tools.plots [RECORD ...]
 
 A record of compare.py is results/NAME.json; its pictures are plots/NAME.png or plots/NAME-*.png. With --out all of them
-are drawn, also those that no page shows. An extension brings kinds of records of its own: speclab/extensions/NAME/pages
-has RECORDS, as KINDS below, and BLOCKS, the generated parts of pages by name. Both may be left out.
+are drawn, also those that no page shows.
 """
 
 if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
 import functools
-import importlib
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from speclab.cli import parsing
@@ -49,15 +46,9 @@ def _comparison(run: ComparisonRun, folder: Path, name: str) -> list[functools.p
 KINDS: dict[str, Kind] = {"rows": Kind(ComparisonRun, report.page, _comparison)}
 
 
-def pages_of_extensions() -> list[ModuleType]:
-    paths = sorted(ROOT.glob("speclab/extensions/*/pages.py"))
-    return [importlib.import_module(f"speclab.extensions.{path.parent.name}.pages") for path in paths]
-
-
 def kind_of(content: dict[str, Any]) -> Kind | None:
     """The kind of a record, by the names of its fields; None for the record of a benchmark."""
-    own = {key: Kind(*kind) for pages in pages_of_extensions() for key, kind in getattr(pages, "RECORDS", {}).items()}
-    return next((kind for key, kind in (own | KINDS).items() if key in content), None)
+    return next((kind for key, kind in KINDS.items() if key in content), None)
 
 
 def shown() -> set[str]:

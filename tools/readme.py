@@ -3,7 +3,7 @@
     python -m tools.readme
 
 A block stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. A test fails when one is stale. The name is one of
-tools/blocks.py, one of an extension (tools/plots.py), or a page of results:
+tools/blocks.py, or a page of results:
 
     results/x.md               all of it, without its title; headings become bold lines
     results/x.md # A # B       what stands under the heading A, and in that under B, up to the next heading
@@ -22,14 +22,10 @@ from speclab.cli import parsing
 from speclab.system.errors import EnvironmentProblem, reports_problems
 from speclab.system.files import write_all, write_whole
 from speclab.system.paths import ROOT
-from tools import blocks
-from tools.plots import pages_of_extensions
+from tools.blocks import BLOCKS
 
 README = ROOT / "README.md"
 PAGES = (README, ROOT / "models" / "lab-pair" / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-BLOCKS = dict(blocks.BLOCKS)
-for pages in pages_of_extensions():
-    BLOCKS |= getattr(pages, "BLOCKS", {})
 LONG = 19  # lines: a table as long as this stands on its own page only
 
 

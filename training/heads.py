@@ -28,7 +28,6 @@ import contextlib
 import copy
 import functools
 import json
-import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -63,7 +62,6 @@ MANY_TOKENS, BYTES_OF_TOKEN = 32768, 2**18
 DRAFT_IDS = 8192  # ids that a head proposes; of more it takes the most frequent ones
 OF_TEXTS, OF_TRAINING = 0.4, 0.55  # shares of the time; the rest is for scores
 K, FIRST_SCORE, SCORES = 4, 0.08, 0.1  # drafted tokens of a replayed round; shares of the training between scores
-TARGET_FOLDER = "build/target"
 
 
 # --- a head that reads its target's states ----------------------------------------------------------------------------
@@ -116,7 +114,6 @@ KINDS: dict[str, Recipe] = {
         loss=rollout_loss,
         write=functools.partial(write_head, k=DEPTH),
         trained=lambda target, args: read_head(args.init, target),
-        folder="build/feature",
         chains=1 / 3,
         narrows=True,
     ),
@@ -283,29 +280,26 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = parsing.make_parser(__doc__)
     names = {"dest": "kind", "metavar": "KIND"}
     kinds = parser.add_subparsers(prog="python -m training.heads", required=True, help="what to train", **names)
-    _add_shared_flags(kinds.add_parser("target", help="a target on Python's sources"), TARGET_FOLDER, 80)
+    _add_shared_flags(kinds.add_parser("target", help="a target on Python's sources"), 80)
     for name, kind in KINDS.items():
         one = kinds.add_parser(name, help=kind.help)
         one.add_argument("--target", default=loading.LAB_TARGET, metavar="NAME", help="(default: the lab's)")
         one.add_argument("--init", metavar="NAME", help="a trained head to start from: a folder or a hub name")
-        _add_shared_flags(one, kind.folder, 180)
-        kind.add_flags(one)
+        _add_shared_flags(one, 180)
         one.set_defaults(intermediate=kind.intermediate)
     args = parser.parse_args(argv)
-    folder = KINDS[args.kind].folder if args.kind in KINDS else TARGET_FOLDER
-    args.out = args.out or Path(folder.format(**vars(args)))
+    args.out = args.out or Path("build", args.kind)
     return args
 
 
-def _add_shared_flags(parser: argparse.ArgumentParser, folder: str, minutes: int) -> None:
+def _add_shared_flags(parser: argparse.ArgumentParser, minutes: int) -> None:
     usual = f"minutes of all (default: {minutes})"
     parser.add_argument("--minutes", type=parsing.positive, default=minutes, help=usual)
     parser.add_argument("--rate", type=parsing.positive, default=4e-3, help="peak learning rate (default: 0.004)")
     parser.add_argument("--device", choices=("cpu", "cuda", "mps"), default="cpu", help="(default: cpu)")
     parser.add_argument("--threads", type=parsing.at_least(1), help="(default: all cores)")
     parser.add_argument("--seed", type=parsing.seed, default=0, help="(default: 0)")
-    shown = re.sub(r"{\w+}", "N", folder)
-    parser.add_argument("--out", type=parsing.some_path, help=f"folder for what was trained (default: {shown})")
+    parser.add_argument("--out", type=parsing.some_path, help="folder for what was trained (default: build/KIND)")
 
 
 @reports_problems
@@ -314,7 +308,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     if args.threads:
         torch.set_num_threads(args.threads)
-    device = loading.choose_device(args.device)[0]
+    device = loading.choose_device(args.device)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # products in TF32
     check_writable(args.out / "training.json", "--out")

@@ -187,6 +187,5 @@ MODEL = Recipe(
     loss=model_loss,
     write=write_model,
     trained=trained_model,
-    folder="build/model",
     intermediate=1024,
 )

@@ -142,9 +142,8 @@ class Recipe:
     flags and the ids that it may propose. trained: gives a head that is trained already, and its ids. loss: takes the
     head, what gives the target's states and what is likely after them, ids (batch, n), positions t (batch, chains) of
     which the tokens from t + 2 on are to be drafted, and the distance, which may be compiled. write: writes into a
-    folder. folder: where a training works. intermediate: the width of its MLPs, None: it depends on the target. chains:
-    the number of positions as a share of a row's tokens. narrows: whether the head can propose a part of the target's
-    ids. add_flags: gives the parser the flags that only this kind has.
+    folder. intermediate: the width of its MLPs, None: it depends on the target. chains: the number of positions as a
+    share of a row's tokens. narrows: whether the head can propose a part of the target's ids.
     """
 
     help: str
@@ -152,8 +151,6 @@ class Recipe:
     loss: Callable[..., Tensor]
     write: Callable[..., None]
     trained: Callable[..., Any]
-    folder: str
     intermediate: int | None = None
     chains: float = 0.0
     narrows: bool = False
-    add_flags: Callable[[Any], None] = lambda parser: None

@@ -1,7 +1,4 @@
-"""The training of a small causal language model: optimizers, batches, the loss, and the loop.
-
-The sweep over worse drafts trains one here for some seconds. The commands in training/ run the same loop for hours.
-"""
+"""The training of a small causal language model: optimizers, batches, the loss, and the loop."""
 
 import math
 import shutil

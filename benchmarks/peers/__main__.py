@@ -8,16 +8,14 @@ every speedup look good. So each of ours runs beside what anybody gets from `mod
     model auto  the same, lengths chosen in rounds   against   generate(assistant_model=...), as its defaults say
     ngram k     our speculative loop, no draft model against   generate(prompt_lookup_num_tokens=k)
     exit k      our speculative loop, early exit     against   generate(assistant_early_exit=N), for the lab's target
-    generate(num_beams=2), and 4: what beam search costs, which gives another text
     baseline, model k                                against   llama.cpp, plain and with the draft, if it is on the PATH
 
-What comes out: tokens per second, each arm over `generate` and over its peer with 95 % intervals over prompts, whether
-the texts agree, and what was asked for beside what was measured, missed numbers included.
+What comes out: tokens per second, each arm over `generate` and over its peer with 95 % intervals over prompts, and
+whether the texts agree.
 
     python -m benchmarks.peers                               # the lab's pair, about three minutes on two cores
     python -m benchmarks.peers -k 4 --limit 2 --repeats 1    # half a minute
     python -m benchmarks.peers --target lab:200m --draft lab:20m -k 4 --limit 2
-    python -m benchmarks.peers --also feature,hybrid -k 4
     python -m benchmarks.peers --target smollm2 --draft ngram --texts served    # no draft model: lookups alone
     python -m benchmarks.peers --target Qwen/Qwen2.5-1.5B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct --device cuda
 
@@ -42,7 +40,7 @@ from transformers.utils import logging as transformers_logging
 
 from benchmarks import common
 from benchmarks.peers import llama_cpp
-from benchmarks.peers.library import BEAM, LIBRARY
+from benchmarks.peers.library import LIBRARY
 from benchmarks.peers.page import PEER, PeersRun, PeerTiming, page
 from draft_models import NgramDrafter
 from speclab.cli import flags, parsing
@@ -60,26 +58,23 @@ from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note
 
 AUTO, EXIT, LOOKUP = "model auto", "exit", "ngram"
-BEAMS = [Arm(BEAM, "", n) for n in (2, 4)]
 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
 def arms_for(draft_lengths: list[int], names: Iterable[str] = ("model", "ngram"), llama: bool = False) -> list[Arm]:
-    """Each of the lab's arms, followed by its peer where it has one; then beam search and the arms of llama.cpp.
+    """Each of the lab's arms, followed by its peer; then the arms of llama.cpp.
 
     names: of the drafts. Without "model" among them no arm has a draft model.
     """
     names = list(names)
-    drafted = [(name, k) for name in names if name in PEER and name != AUTO for k in draft_lengths]
+    drafted = [(name, k) for name in names if name != AUTO for k in draft_lengths]
     own = [BASELINE, GENERATE, *(Arm(method, name, k) for name, k in drafted for method in (name, PEER[name]))]
-    has_model = "model" in names
-    if has_model:
+    others = [Arm(llama_cpp.METHOD)]
+    if "model" in names:
         own += [Arm(AUTO, AUTO, LONGEST, auto=True), Arm(PEER[AUTO], "model", LONGEST)]
-    # Two by two, as they take turns: an odd one would part the neighbours that follow it.
-    also = [Arm(name, name, k) for name in names if name not in PEER for k in draft_lengths]
-    others = [Arm(llama_cpp.METHOD), *(Arm(llama_cpp.METHOD, "model", k) for k in draft_lengths if has_model)]
-    return [*own, *BEAMS, *also, *(others if llama else [])]
+        others += [Arm(llama_cpp.METHOD, "model", k) for k in draft_lengths]
+    return [*own, *(others if llama else [])]
 
 
 def one_after_another(decodings: list[Decoding], turn: int) -> None:
@@ -115,7 +110,6 @@ def make_parser() -> parsing.Parser:
     flags.add_shared_flags(parser)
     flags.add_draft_flag(parser.add_argument_group("draft"))
     group = parser.add_argument_group("benchmark")
-    group.add_argument("--also", default="", metavar="KIND,KIND", help="further drafts of the lab, which have no peer")
     group.add_argument("-k", "--draft-length", default="2,4,6", metavar="K,K", help="(default: %(default)s)")
     group.add_argument("--repeats", type=parsing.at_least(1), default=2, help="(default: %(default)s)")
     group.add_argument(
@@ -132,17 +126,14 @@ def make_parser() -> parsing.Parser:
 
 
 def drafters_of(args: argparse.Namespace, setup: Setup) -> dict[str, Any]:
-    """The drafts of all arms by their names. Raises UsageProblem where one of --also is measured anyway."""
+    """The drafts of all arms by their names."""
     drafters: dict[str, Any] = {LOOKUP: NgramDrafter()}
-    also = registry.read_all(args.also.split(",")) if args.also else []
-    if taken := {choice.name for choice in also} & {"model", LOOKUP, AUTO, EXIT}:
-        raise UsageProblem(f"--also {taken.pop()}: that one is measured anyway; leave it out")
     if args.draft != LOOKUP:
         drafter = common.model_drafter(args.draft, setup, args.seed, "the library's assistant must be a model")
         drafters = {"model": drafter, **drafters, AUTO: AutoLength(drafter)}
     if EXIT in registry.kinds() and args.target == loading.LAB_TARGET and setup.device.type == "cpu":
         drafters[EXIT] = registry.make(EXIT, setup)
-    return drafters | registry.make_all(also, setup, args.seed)
+    return drafters
 
 
 @reports_problems
@@ -152,9 +143,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.max_new_tokens < 2:
         raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
     given = (args.llama_target, args.llama_draft)
-    for flag, path in zip(("--llama-target", "--llama-draft"), given, strict=True):
-        if path and not path.is_file():
-            raise UsageProblem(f"{flag} {path}: there is no such file; give a GGUF file, or leave it out")
+    if lacking := [path for path in given if path and not path.is_file()]:
+        raise UsageProblem(f"--llama-target, --llama-draft: there is no file {lacking[0]}; give a GGUF file")
     common.check_result_flags(args)
     registry.read(args.draft)
     setup, prompts = flags.load(args)
@@ -169,7 +159,6 @@ def main(argv: list[str] | None = None) -> int:
     models = {"target": loading.describe_model(setup.target_name, setup.target.model)}
     if drafter:
         models["draft"] = loading.describe_model(loading.short_name(args.draft), drafter.draft.model, "draft")
-    ceiling = None
     with contextlib.ExitStack() as stack:
         if args.llama_cpp is not False:
             sure = args.llama_cpp or any(given)
@@ -178,20 +167,18 @@ def main(argv: list[str] | None = None) -> int:
             as_given = args.llama_target and f"the weights of {args.llama_target.name} as they are"
             weights = as_given or "weights in float32, attention in float16"
             models[llama_cpp.METHOD] = f"{bench.llama.version()}, {weights}"
-            ceiling = bench.llama.ceiling(args.max_new_tokens)
         arms = arms_for(lengths, drafters, bench.llama is not None)
         measured = measure(bench, arms, [0.0], prompts, args.repeats, {}, schedule=one_after_another)
-    checked = [arm for arm in arms[1:] if arm not in BEAMS]  # all arms but beam search, whose text is another one
-    checks = [judge_greedy(measured, arm) for arm in checked]
+    checks = [judge_greedy(measured, arm) for arm in arms[1:]]
     settings = {"draft": loading.short_name(args.draft), "draft_lengths": lengths, "repeats": args.repeats}
     settings |= {"max_new_tokens": args.max_new_tokens, **files.prompt_settings([p.text for p in measured.prompts])}
     settings["n_prompts"] = len(measured.of(BASELINE, 0.0))
     fields = common.head_of(args, setup, stopped=measured.interrupted, **settings)
     raw = [timing(line) for line in measured.lines]
-    run = PeersRun(**fields, models=models, correctness=checks, ceiling=ceiling, raw=raw)
+    run = PeersRun(**fields, models=models, correctness=checks, raw=raw)
     code = common.finish(args, run, page, measured.stop)
     own = (*PEER, *drafters)
-    wrong = any(arm.method in own and not one["passed"] for arm, one in zip(checked, checks, strict=True))
+    wrong = any(arm.method in own and not one["passed"] for arm, one in zip(arms[1:], checks, strict=True))
     return code or int(wrong)
 
 

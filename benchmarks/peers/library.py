@@ -1,4 +1,4 @@
-"""The library's own ways to decode beside the lab's: with a draft model, with prompt lookup, with beams."""
+"""The library's own ways to decode beside the lab's: with a draft model and with prompt lookup."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,9 +13,8 @@ from speclab.models.family import family_of
 from speclab.records.rows import Arm
 from speclab.system.errors import EnvironmentProblem
 
-BEAM = "beam"  # beam search, whose text is another; `draft_length` is the number of beams
 EARLY_EXIT = "early exit"  # drafts with the target's own first layers
-LIBRARY = ("generate", "assisted", "dynamic", "lookup", BEAM, EARLY_EXIT)
+LIBRARY = ("generate", "assisted", "dynamic", "lookup", EARLY_EXIT)
 
 
 class PeerDecoding(LibraryDecoding):
@@ -31,8 +30,6 @@ class PeerDecoding(LibraryDecoding):
             )
         if arm.method == "lookup":
             options["prompt_lookup_num_tokens"] = arm.draft_length
-        elif arm.method == BEAM:
-            options["num_beams"] = arm.draft_length
         super().__init__(arm, model, ids, budget, **options)
         self._draft = draft if arm.method in ("assisted", "dynamic") else None
 

@@ -10,7 +10,6 @@ the weights are not counted. What they print, and what is made of it:
     llama-speculative-simple    encoded: the prompt but its last token; decoded: every new token, the first one too, and
                                 up to k more than asked for. A token's share of that time goes to the prompt's, as in
                                 the other arms; what is beyond the budget is left out in proportion
-    llama-bench                 no prompt: how fast plain decoding can be, a ceiling
 
 The programs tell no ids. Theirs are the baseline's as far as the texts agree, and from there on the tokenizer's.
 """
@@ -21,7 +20,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,7 +42,7 @@ from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem
 from speclab.system.terminal import harmless, note
 
 METHOD = "llama.cpp"
-PLAIN, SPECULATIVE, TOKENIZE, CEILING = "llama-completion", "llama-speculative-simple", "llama-tokenize", "llama-bench"
+PLAIN, SPECULATIVE, TOKENIZE = "llama-completion", "llama-speculative-simple", "llama-tokenize"
 NEEDED = (PLAIN, SPECULATIVE, TOKENIZE)
 NO_TOKEN = -1  # stands where a text ends before the budget
 SECONDS = 900  # seconds after which a program counts as hanging
@@ -83,22 +82,16 @@ def read_speculative(out: bytes, err: str, prompt: bytes, budget: int) -> Genera
     return Generated(text, encoded / encode_rate + 1 / rate, (budget - 1) / rate, counts)
 
 
-def _read(reader: Callable[[], Any]) -> Any:
-    """Return the result of `reader`. Raises EnvironmentProblem where a program of another version prints something
-    else."""
-    try:
-        return reader()
-    except (ValueError, LookupError, TypeError) as error:
-        reason = f"{type(error).__name__} in what llama.cpp printed: another version; use --no-llama-cpp"
-        raise EnvironmentProblem(reason) from None
-
-
 def read_ids(out: bytes) -> list[int]:
-    return _read(lambda: json.loads(out.decode().strip().splitlines()[-1]))
+    return json.loads(out.decode().strip().splitlines()[-1])
 
 
 def _number(pattern: str, text: str) -> float:
-    return _read(lambda: float(re.findall(pattern, text)[-1]))
+    """Return the number at the last place of a pattern. Raises EnvironmentProblem where another version prints
+    something else."""
+    if not (found := re.findall(pattern, text)):
+        raise EnvironmentProblem("llama.cpp prints other lines than the version that is known; use --no-llama-cpp")
+    return float(found[-1])
 
 
 def whole_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -156,7 +149,7 @@ class Programs:
 
     def version(self) -> str:
         _, err = self.run(PLAIN, "--version")
-        return harmless(_read(lambda: err.strip().splitlines()[0]).removeprefix("version: "))
+        return harmless(err.strip().partition("\n")[0].removeprefix("version: "))
 
     def check(self, prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase) -> None:
         """Raise UsageProblem where its tokenizer makes other ids of a prompt."""
@@ -176,13 +169,6 @@ class Programs:
         speculative = ["-n", budget - 1, "-md", self.draft, *lengths]
         return read_speculative(*self.run(SPECULATIVE, *words, *speculative), prompt.encode(), budget)
 
-    def ceiling(self, n_tokens: int) -> float | None:
-        """The tokens per second of llama-bench; None where it is not on the PATH."""
-        if not shutil.which(CEILING):
-            return None
-        out, _ = self.run(CEILING, "-p", 0, "-n", n_tokens, "-t", self.threads, "-o", "json")
-        return _read(lambda: float(json.loads(out)[0]["avg_ts"]))
-
 
 @contextlib.contextmanager
 def programs(
@@ -199,7 +185,18 @@ def programs(
     with tempfile.TemporaryDirectory(prefix="speclab-") as name:
         found: Programs | None = None
         try:
-            found = _programs(setup, draft, files, Path(name))
+            if lacking := ", ".join(program for program in NEEDED if not shutil.which(program)):
+                raise EnvironmentProblem(f"{lacking} not on the PATH; build llama.cpp, or use --no-llama-cpp")
+            if setup.device.type != "cpu" or setup.dtype_name != "float32":
+                raise UsageProblem("llama.cpp is compared on the CPU in float32; use --device cpu, or --no-llama-cpp")
+            paths = list(files)
+            for i, model in enumerate((setup.target.model, draft and draft.draft.model)):
+                if model and not paths[i]:
+                    from speclab.extensions.servers.written_gguf import write_model
+
+                    paths[i] = write_model(model, setup.tokenizer, Path(name) / f"{i}.gguf")
+            assert paths[0]
+            found = Programs(paths[0], paths[1], Path(name), torch.get_num_threads())
             found.check(prompts, setup.tokenizer)
         except Problem as problem:
             if sure:
@@ -207,24 +204,6 @@ def programs(
             note(f"without llama.cpp: {problem}")
             found = None
         yield found
-
-
-def _programs(
-    setup: Setup, draft: ModelDrafter | None, files: tuple[Path | None, Path | None], folder: Path
-) -> Programs:
-    if lacking := [name for name in NEEDED if not shutil.which(name)]:
-        raise EnvironmentProblem(f"{', '.join(lacking)} not on the PATH; build llama.cpp, or use --no-llama-cpp")
-    if setup.device.type != "cpu" or setup.dtype_name != "float32":
-        raise UsageProblem("llama.cpp is compared on the CPU in float32; use --device cpu, or --no-llama-cpp")
-    paths = []
-    for role, model, given in zip("td", (setup.target.model, draft and draft.draft.model), files, strict=True):
-        if model and not given:
-            from speclab.extensions.servers.written_gguf import write_model
-
-            given = write_model(model, setup.tokenizer, folder / f"{role}.gguf")
-        paths.append(given)
-    assert paths[0]
-    return Programs(paths[0], paths[1], folder, torch.get_num_threads())
 
 
 # --- among the other arms ---------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from benchmarks import common
 from benchmarks.peers import llama_cpp
-from benchmarks.peers.library import BEAM
 from speclab.drafts.lengths import LONGEST
 from speclab.present.screen import timed
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, interval, speedup
@@ -22,9 +21,6 @@ PEER = {
     "ngram": "lookup",
     "exit": "early exit",
 }  # the lab's method -> the library's
-# What this lab set itself before it measured, of its arm over its peer: on which prompts (None: all), and how much.
-ASKED = {"baseline": (None, 1.15), "model": (None, 1.5), "ngram": ("copy", 1.2)}
-ASKED_SHARE = 0.8  # speedup over our own baseline, as a share of the tokens of a round
 
 
 # --- the record -------------------------------------------------------------------------------------------------------
@@ -49,8 +45,7 @@ class PeersRun(common.BenchmarkRun):
     """The record of `python -m benchmarks.peers`."""
 
     models: dict[str, str]
-    correctness: list[Facts]  # of speclab/lab/output_checks.py, one entry for every arm but the baseline and beams
-    ceiling: Amount | None = None  # tokens per second of llama-bench, which takes no prompt
+    correctness: list[Facts]  # of speclab/lab/output_checks.py, one entry for every arm but the baseline
     raw: list[PeerTiming]
 
 
@@ -92,32 +87,6 @@ def over_peers(run: PeersRun, kind: str | None = None) -> dict[Key, Ratio]:
     return {(name, k): ratio(arms[PEER[name], k], arms[name, k]) for name, k in list(arms) if name in PEER}
 
 
-def goals(run: PeersRun) -> list[tuple[str, ...]]:
-    """What was asked for beside what was measured: each arm over its peer, then the best length over the baseline."""
-    rows: list[tuple[str, ...]] = []
-
-    def add(what: str, draft_length: int, prompts: str, asked: float, measured: Ratio) -> None:
-        value, low, high = measured
-        unsure = ", not surely" * (low is None or high is None or low < asked <= high)
-        verdict = ("met" if value >= asked else f"MISSED by {1 - value / asked:.0%}") + unsure
-        rows.append((what, str(draft_length or "-"), prompts, speedup(asked), str(measured), verdict))
-
-    for method, (kind, asked) in ASKED.items():
-        for (name, k), measured in over_peers(run, kind).items():
-            if name == method:
-                add(f"{name} ÷ {PEER[name]}", k, kind or "all", asked, measured)
-    arms = by_arm(run.raw)
-    for method in ("model", "ngram"):
-        decoding = {
-            k: ratio(arms["baseline", 0], arms[name, k], "decode_seconds") for name, k in arms if name == method
-        }
-        if decoding:
-            best = max(decoding, key=lambda k: decoding[k].value)
-            passes = (sum(t.n_passes - 1 for t in arms[arm]) for arm in (("baseline", 0), (method, best)))
-            add(f"{method} ÷ baseline", best, "all", ASKED_SHARE * next(passes) / next(passes), decoding[best])
-    return rows
-
-
 # --- views of the record ----------------------------------------------------------------------------------------------
 
 METHODS = {  # what each is, in the order of the page
@@ -131,7 +100,7 @@ METHODS = {  # what each is, in the order of the page
     "lookup": "generate(prompt_lookup_num_tokens=k)",
     "exit": "our speculative loop with the target's own first layers and the lab's adapter",
     "early exit": "generate(assistant_early_exit=N), the same layers without an adapter, constant k",
-    BEAM: "generate(num_beams=k), which searches for a more probable text, and gives another one",
+    "beam": "generate(num_beams=k), which searches for a more probable text, and gives another one",
 }
 LEGEND = [
     "÷ says how many times as fast an arm is, with a 95 % interval over prompts.",
@@ -139,10 +108,6 @@ LEGEND = [
     "our loop starts after it.",
     "same text counts the texts that equal the baseline's token for token. The others are listed. A near-tie means "
     "that two logits are so close that rounding decides; BUG means that rounding cannot be the reason.",
-]
-ASKED_LEGEND = [
-    "asked is the goal that this lab set itself before it measured; 'not surely' means that the interval covers it.",
-    f"÷ baseline compares decoding alone, at the best k. The goal there is {ASKED_SHARE:g} x the tokens per round.",
 ]
 
 
@@ -187,48 +152,21 @@ def llama_table(run: PeersRun) -> list[Block]:
     def speed(timings: Timings) -> str:
         return f"{n_tokens / sum(typical(timings, 'decode_seconds')):.1f}"
 
-    ratios = {key: ratio(timings, arms[key], "decode_seconds") for key, timings in theirs.items()}
     cells: dict[str, Cell] = {
         "arm": lambda key: key[0],
         "k": lambda key: str(key[1] or "-"),
         "ours tok/s": lambda key: speed(arms[key]),
         "llama.cpp tok/s": lambda key: speed(theirs[key]),
-        "ours ÷ llama.cpp": lambda key: str(ratios[key]),
-        "faster": lambda key: faster(ratios[key]),
+        "ours ÷ llama.cpp": lambda key: str(ratio(theirs[key], arms[key], "decode_seconds")),
         "our speedup": lambda key: speedup(ratio(arms["baseline", 0], arms[key], "decode_seconds").value),
         "its speedup": lambda key: speedup(ratio(theirs["baseline", 0], theirs[key], "decode_seconds").value),
     }
     legend = [
         "llama.cpp runs its llama-completion, and its llama-speculative-simple with the same draft and k.",
         "The times are those of decoding alone, without the prompt, by its own clocks. They do not count the start of "
-        "a process and the reading of the weights.",
-        "faster is unclear where the 95 % interval covers 1. A speedup is over plain decoding of the same program.",
+        "a process and the reading of the weights. A speedup is over plain decoding of the same program.",
     ]
-    decoding = {
-        key: ratio(arms["baseline", 0], timings, "decode_seconds").value
-        for key, timings in arms.items()
-        if timings[0].decode_seconds[0] is not None
-    }
-    (best, k), (its, its_k) = (
-        max((key for key in decoding if (key[0] == llama_cpp.METHOD) == other), key=decoding.__getitem__)
-        for other in (False, True)
-    )
-    over = ratio(arms[its, its_k], arms[best, k], "decode_seconds")
-    names = [
-        f"{name}, k = {n}" if n else name for name, n in ((best, k), ("the draft model" if its_k else "plain", its_k))
-    ]
-    legend.append(
-        f"Our fastest arm is {names[0]}, with {speed(arms[best, k])} tok/s; that of llama.cpp is {names[1]}, with "
-        f"{speed(arms[its, its_k])}: ours ÷ llama.cpp is {over}."
-    )
-    if run.ceiling is not None:
-        legend.append(f"llama-bench, plain and without a prompt, decodes {run.ceiling:.1f} tok/s, its ceiling.")
     return [Heading("Against llama.cpp"), Table(list(theirs), cells), Lines(legend)]
-
-
-def faster(measured: Ratio) -> str:
-    low, high = (measured.value if end is None else end for end in (measured.low, measured.high))
-    return "ours" if low > 1 else llama_cpp.METHOD if high < 1 else "unclear"
 
 
 def page(run: PeersRun) -> list[Block]:
@@ -243,10 +181,6 @@ def page(run: PeersRun) -> list[Block]:
             foreign = check["arm"].startswith(llama_cpp.METHOD) and one["verdict"] != "near-tie"
             verdict = "more than rounding in float32 explains" if foreign else one["verdict"]
             differences.append(f"{check['arm']}, prompt {one['prompt']}: from token {one['position']} on, {verdict}")
-    heads = ("what", "k", "prompts", "asked", "measured", "verdict")
-    asked: dict[str, Cell] = {
-        head: functools.partial(lambda place, row: row[place], place) for place, head in enumerate(heads)
-    }
     return [
         *common.begin("Against the library's own decoders", run),
         Lines([*(f"{role}: {text}" for role, text in run.models.items()), size]),
@@ -255,7 +189,4 @@ def page(run: PeersRun) -> list[Block]:
         *llama_table(run),
         Heading("Other texts than the baseline's"),
         differences,
-        Heading("Asked and measured"),
-        Table(goals(run), asked),
-        Lines(ASKED_LEGEND),
     ]

@@ -118,7 +118,9 @@ def prepare(
     output = Output(args, name)
     for path in (output.result(".json"), output.result(".md"), output.plots / "picture.png"):
         check_writable(path, "--out-dir")
-    choices = read_drafts([kind for kind in args.draft.split(",") if kind], temperatures)
+    choices = registry.read_all([kind for kind in args.draft.split(",") if kind])
+    if 0 not in temperatures and all(choice.only_greedy for choice in choices):
+        raise UsageProblem(f"{choices[0].only_greedy}, or add 0 to the temperatures")
     if chains_only:
         registry.check_chains(chains_only, choices)
     flags.check_rule(args.rule, temperatures, choices)
@@ -137,16 +139,6 @@ def prepare(
     size = (args.max_new_tokens, args.repeats, args.seed)
     functions = functions or LoopFunctions(speculative_decode)
     return RunConfig(setup, drafters, prompts, lengths, temperatures, *size, functions), output
-
-
-def read_drafts(kinds: list[str], temperatures: list[float]) -> list[registry.Choice]:
-    """Return the drafts of --draft. Raises UsageProblem where one cannot be had, or none fits the temperatures."""
-    choices = registry.read_all(kinds)
-    if taken := next((choice.text for choice in choices if choice.name.endswith(AUTO)), None):
-        raise UsageProblem(f"--draft {taken}: in tables, a name that ends so means -k auto; rename the folder")
-    if 0 not in temperatures and all(choice.only_greedy for choice in choices):
-        raise UsageProblem(f"{choices[0].only_greedy}, or add 0 to the temperatures")
-    return choices
 
 
 def head(config: RunConfig) -> str:

@@ -31,7 +31,8 @@ from speclab.system.terminal import harmless, note, wants_colour
 DRAFT_LENGTH = 4
 NEW_TEXT = f"--- new text {'-' * 54}"  # the line between a prompt and what the target makes of it
 LOSSY = (
-    "LOSSY: with --rule {} the text does not follow the target's distribution; compare.py measures how far it is off"
+    "LOSSY: with --rule {rule} the text leaves the target's distribution; how far it is off is measured by\n"
+    "python compare.py --rule {rule} --temperature {temperature:g}"
 )
 ORIGINS = {  # the colour of each origin, and what it means
     "accepted": ("32", "drafted and kept"),
@@ -79,7 +80,7 @@ def run(
     if drafter:
         print(report.counts_summary(decoded.counts, drafter.branches))
         if rule_of(args.rule).law:
-            print(LOSSY.format(args.rule))
+            print(LOSSY.format(rule=args.rule, temperature=args.temperature))
         n_passes, one_by_one = decoded.counts.n_rounds + decoded.counts.n_replays, decoded.counts.n_emitted
         print(f"\n{decoded.n_tokens} tokens in {n_passes} passes of the target; one by one it takes {one_by_one}")
     return int(n_wrong > 0)

@@ -10,7 +10,7 @@ from speclab.cli.parsing import at_least, plain_name, seed, some_path
 from speclab.core.rules import all_rules, rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
-from speclab.models import loading, prompts, sources
+from speclab.models import loading, prompts
 from speclab.models.names import ENGINES, LAB_TARGET, LAB_TEXTS
 from speclab.models.padded import sizes
 from speclab.models.prompts import Prompt
@@ -38,7 +38,7 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_model_flags(parser: argparse.ArgumentParser) -> Group:  # for further flags of the machine
     group = parser.add_argument_group("models and machine")
-    names = f"{', '.join(sources.usages())} or lab:SIZE, the lab's target padded, as in lab:200m"
+    names = f"{', '.join(loading.usages())} or lab:SIZE, the lab's target padded, as in lab:200m"
     group.add_argument("--target", default=LAB_TARGET, metavar="NAME", help=names)
     for flag, choices, auto in (("--device", DEVICES, "cuda, else cpu"), ("--dtype", DTYPES, "bfloat16 on cuda")):
         listed = f"{', '.join(choices)}; auto: {auto}"
@@ -180,7 +180,7 @@ def read_prompts(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -
     typed = bool(args.prompt) or args.prompts == "-"
     chat = typed and bool(tokenizer.chat_template) if args.chat is None else args.chat
     if args.prompt:
-        return prompts.encode(prompts.from_arguments(args.prompt), tokenizer, chat)
+        return prompts.encode([("prompt", text) for text in args.prompt], tokenizer, chat)
     pairs = prompts.from_file(args.prompts) if args.prompts else prompts.standard()
     limit = 0 if args.prompts else args.limit or 0
     return prompts.first_of_each_kind(prompts.encode(pairs, tokenizer, chat), limit)

@@ -13,17 +13,6 @@ LARGEST = 256  # of the numbers in a list; every draft length up to the longest 
 LARGEST_SEED = 2**32 - 1  # with room for the numbers that are made from it: PyTorch takes 64 bits
 
 
-class Help(argparse.RawDescriptionHelpFormatter):
-    """A help that fits on a screen: no list of all flags above it, and one line for a flag where words allow that."""
-
-    def __init__(self, prog: str):
-        super().__init__(prog, max_help_position=26, width=100)
-
-    def add_usage(self, usage: str | None, actions: Any, groups: Any, prefix: str | None = None) -> None:
-        places = [self._format_args(action, action.dest) for action in actions if not action.option_strings]
-        super().add_usage(" ".join(["%(prog)s", "[options]", *places]), actions, groups, prefix)
-
-
 class Parser(argparse.ArgumentParser):
     """argparse with one-line errors, which name the flag that an unknown one is nearly."""
 
@@ -36,7 +25,10 @@ class Parser(argparse.ArgumentParser):
 
 def make_parser(docstring: str, prog: str | None = None) -> Parser:
     """Return a parser whose help is the docstring. prog: how it is called, where that is not its file's name."""
-    parser = Parser(prog=prog, description=docstring, formatter_class=Help, add_help=False)
+    # One line of usage and, where words allow that, one for a flag: a help fits on a screen.
+    form = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=26, width=100)
+    usage = "%(prog)s [options]"
+    parser = Parser(prog=prog, usage=usage, description=docstring, formatter_class=form, add_help=False)
     parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)  # who reads the help knows it
     return parser
 

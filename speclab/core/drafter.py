@@ -93,10 +93,6 @@ class Drafter:
             led.observe(0, [token])
         return CertainLaw(proposals, target.vocab_size)
 
-    def own_rates(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling) -> dict[str, float]:
-        """Return sums over the decoded tokens, without the first, by the heads of COLUMNS (speclab/records/rows.py)."""
-        return {}
-
     def described(self, round_: Round) -> Round:
         """Return a round that has just ended, with what only the drafter knows of it."""
         return round_

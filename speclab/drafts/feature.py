@@ -14,7 +14,7 @@ from torch import Tensor
 from draft_models import as_draft, as_drawn
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Drawn, Sampling, draw_draft, probability, to_device
-from speclab.drafts.heads.drafter import HeadDrafter, joined
+from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.heads.feature import FeatureHead, parts_of_head
 from speclab.engines.c_pass import CBackend, CModel
 
@@ -60,7 +60,7 @@ class FeatureDrafter(HeadDrafter):
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         if self._tokens.shape[1] == self._hidden.shape[1]:  # not right after the prompt, whose states are here already
             self._take_states(n_accepted + 1)
-        self._tokens = joined(self._tokens, to_device(committed, self.device)[None])
+        self._tokens = torch.cat([self._tokens, to_device(committed, self.device)[None]], dim=1)
 
     def _catch_up(self) -> tuple[Tensor, Tensor]:
         """Read what was committed since the last round -> the last position's output, (1, 1, hidden), and logits."""
@@ -81,6 +81,6 @@ class FeatureDrafter(HeadDrafter):
         if self._on_c is None:
             rotation = self._rotation(length, tokens.shape[1])
             return self.head.step(states, tokens, rotation, length, self._keys[0], self._values[0])
-        logits = self._on_c.read(tokens, length, states, only_last=True)
+        logits = self._on_c.read(tokens, length, states)
         output = self._on_c.hidden[0][:, -1:]
         return self.head.norm(output) if self.head.config.norm_output else output, logits[:, 0]

@@ -20,7 +20,7 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.files import read_head
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.oracle import Dial, needs_greedy
-from speclab.models import loading, names, sources
+from speclab.models import loading, names
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.family import check_family
 from speclab.models.padded import sizes
@@ -125,7 +125,7 @@ def lookups() -> list[str]:
 def shown() -> str:
     rows = [(kind.usage, kind.help + ", trained" * kind.trained) for kind in kinds().values()]
     rows.append(("lab:SIZE", "the lab's draft model padded to the price of a larger one, as in lab:50m"))
-    rows.append((", ".join(sources.usages()), "any causal language model with the target's tokenizer"))
+    rows.append((", ".join(loading.usages()), "any causal language model with the target's tokenizer"))
     trained = "What is called trained comes with the lab for its own target; python -m training.heads trains others."
     return "\n".join([*(f"{usage:<28}  {help}" for usage, help in rows), trained])
 
@@ -133,7 +133,7 @@ def shown() -> str:
 def is_mistyped(text: str) -> bool:
     """Tell whether a name is empty, or nearly the name of a kind and neither a folder nor surely a name of the hub."""
     if sizes.is_lab_size(text):
-        sizes.parse_name(text)
+        sizes.millions_of(text)
         return False
     return not text.strip() or not (loading.exists(text) or "/" in text or _nearest(text) is None)
 
@@ -243,7 +243,7 @@ def head_choice(
         padded = sizes.is_lab_size(setup.target_name)
         own_width = loading.load_config(loading.LAB_TARGET).hidden_size if padded else None
         # The name of a folder says nothing about the model in it.
-        place = argument or own_head(name, setup.target_name if sources.about(target.model) else "")
+        place = argument or own_head(name, setup.target_name if loading.about(target.model) else "")
         drafter: Any = make_head(place, target.model, own_width)
         target.hidden_layers = tuple(sorted({*target.hidden_layers, *drafter.head.config.layers}))
         if isinstance(drafter, FeatureDrafter) and target.engine == "c":

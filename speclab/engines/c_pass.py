@@ -6,24 +6,24 @@ free: rows behind the text's length are never read, and the next pass overwrites
 
 import ctypes
 import re
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from ctypes import c_float, c_int, c_void_p
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from speclab.engines.eager import TextBackend
 from speclab.engines.library import SOURCE, library
 from speclab.engines.parts import Parts
 from speclab.models.family import NoFastBackend
 
 FLOAT32, BFLOAT16, INT8, INT4 = range(4)
 GROUP = 32  # columns that share a scale, in the formats of GGUF files
+NO_CHAIN = (0, 0, None, None)
 AT_ONCE = 256  # tokens of one call: a longer prompt is several
 SAMPLE = 16  # rows that are looked at before a whole matrix
 EXACT = 1e-6  # of the largest weight of a group: float32 arithmetic, not another number
-ANGLES = 4096  # positions of the first table of angles
 
 
 def structs() -> dict[str, Any]:
@@ -42,39 +42,27 @@ def structs() -> dict[str, Any]:
 STRUCTS = structs()
 Norm, Matrix, Layer, Model, Pass = (STRUCTS[name] for name in ("Norm", "Matrix", "Layer", "Model", "Pass"))
 MATRICES = [name for name, kind in Layer._fields_ if kind is Matrix]
-
-
-class Stored(NamedTuple):
-    """A matrix in the shortest numbers that hold its weights up to float32's own rounding: number * scale + low.
-    group: columns that share a scale. numbers: (rows, columns). scale, low: (rows, groups) or None."""
-
-    kind: int
-    group: int
-    numbers: Tensor
-    scale: Tensor | None = None
-    low: Tensor | None = None
-
-    @property
-    def bytes_spared(self) -> int:
-        numbers = self.numbers.nbytes // (2 if self.kind == INT4 else 1)  # two in a byte
-        return 4 * self.numbers.numel() - numbers - sum(part.nbytes for part in self[3:] if part is not None)
+Stored = tuple[int, int, Tensor, Tensor | None, Tensor | None]
+"""The kind of a matrix, the columns that share a scale, the numbers (rows, columns), and (rows, groups) scales and
+lowest values where it has them: a weight is number * scale + low."""
 
 
 def stored(weight: Tensor) -> Stored:
-    """Find short numbers for (rows, columns) float32 weights, up to float32's own rounding: bfloat16, or whole numbers
-    of 8 or 4 bits with a scale for each group of columns, as GGUF files and rounded models have them; else float32."""
+    """Find the shortest numbers that hold (rows, columns) float32 weights up to float32's own rounding: bfloat16, or
+    whole numbers of 8 or 4 bits with a scale for each group of columns, as GGUF files and rounded models have them."""
     n = weight.shape[1]
     if n % 2 == 0 and torch.equal(weight.bfloat16().float(), weight):
-        return Stored(BFLOAT16, n, weight.bfloat16())
-    for group in (GROUP, n):
-        if n % group == 0 and group % 4 == 0 and (found := in_steps(weight.unflatten(1, (-1, group)), [127], True)):
-            return Stored(INT8, group, found[0].flatten(1).to(torch.int8), found[1][..., 0])
-    if n % GROUP == 0 and (found := in_steps(weight.unflatten(1, (-1, GROUP)), list(range(15, 0, -1)), False)):
-        return Stored(INT4, GROUP, found[0].flatten(1).to(torch.uint8), found[1][..., 0], found[2][..., 0])
-    return Stored(FLOAT32, n, weight)
+        return BFLOAT16, n, weight.bfloat16(), None, None
+    for kind, group, counts in ((INT8, GROUP, [127]), (INT8, n, [127]), (INT4, GROUP, range(15, 0, -1))):
+        fits = n % group == 0 and group % 4 == 0
+        if fits and (found := in_steps(weight.unflatten(1, (-1, group)), counts, around_zero=kind == INT8)):
+            numbers, scale, low = found
+            numbers = numbers.flatten(1).to(torch.int8)
+            return kind, group, numbers, scale[..., 0], low[..., 0] if kind == INT4 else None
+    return FLOAT32, n, weight, None, None
 
 
-def in_steps(groups: Tensor, counts: list[int], around_zero: bool) -> tuple[Tensor, Tensor, Tensor] | None:
+def in_steps(groups: Tensor, counts: Sequence[int], around_zero: bool) -> tuple[Tensor, Tensor, Tensor] | None:
     """Find equal steps on which the numbers of each group lie, (rows, groups, columns): from zero to the largest, or
     from the lowest to the highest, for one of these counts of steps.  -> numbers, step and lowest of each group; None
     where a group does not lie on such steps. A few rows are looked at first."""
@@ -103,37 +91,37 @@ class CModel:
     read, as it reads them in fewer bytes than their dtype has.
 
     parts: packed matrices leave them one by one, so that the weights are held once more and not twice.
-    most_positions: that a text may have.
     """
 
-    name, graphed = "c", False
+    name = "c"
 
-    def __init__(self, parts: Parts, most_positions: int | None = None):
-        embeddings, places, layers = parts["embeddings"], parts.get("places"), parts["layer"]
+    def __init__(self, parts: Parts):
+        embeddings, layers = parts["embeddings"], parts["layer"]
         if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in (embeddings, parts["head"][0])):
             raise NoFastBackend("the engine c is made for float32 on a CPU")
-        self.hidden, self.ids, self._gated = embeddings.shape[1], len(parts["head"][0]), parts.setdefault("gated", True)
-        self.places = None if places is None else len(places)
-        self.most_positions, self.angles, self.kept = most_positions or sys.maxsize, parts["angles"], []
-        self.rotary = [layer.get("rotary") for layer in layers]
+        self.hidden, self.ids, self.bytes_spared, self.kept = embeddings.shape[1], len(parts["head"][0]), 0, []
         self._windows = [layer.get("window") or 0 for layer in layers]
         self.largest_window = max(self._windows)
+        self._halves = {"up": 2 if parts.setdefault("gated", True) else 1}
         owners = [*((layer, name) for layer in layers for name in MATRICES), (parts, "head")]
         for owner, name in owners:
             weight, bias = owner[name]
             owner[name] = stored(weight.detach()), bias
-        self.bytes_spared = sum(owner[name][0].bytes_spared for owner, name in owners)
-        self.kinds = sum({1 << owner[name][0].kind for owner, name in owners})
+        self.kinds = sum({1 << owner[name][0][0] for owner, name in owners})
         self.library = library(self.kinds)
-        for name in ("page_floats", "floats_needed"):
-            getattr(self.library, name).restype = ctypes.c_long
+        self.library.page_floats.restype = ctypes.c_long
         self.lanes, self.page = self.library.lanes(), self.library.page_tokens()
         self.layers = (Layer * len(layers))(*(self._struct(Layer, layer) for layer in layers))
-        parts |= {"layers": len(layers), "hidden": self.hidden, "ids": self.ids, "known": len(embeddings)}
-        self.model = self._struct(Model, parts | {"layer": None})
+        sizes = {"layers": len(layers), "hidden": self.hidden, "ids": self.ids, "known": len(embeddings)}
+        parts |= sizes | {"mlp": self.layers[0].down.columns, "layer": None}
+        if (places := parts.get("places")) is not None:
+            parts["positions"] = len(places)
+        if (frequencies := parts.get("frequencies")) is not None:
+            parts["rotaries"], parts["turned"] = len(frequencies), 2 * frequencies.shape[1]
+        self.model = self._struct(Model, parts)
         self.model.layer = ctypes.addressof(self.layers)
         self.page_floats = self.library.page_floats(ctypes.byref(self.model))
-        self._scratch, self._tables, self._reached = torch.empty(0), torch.empty(2, 0), 0
+        self._tokens = torch.empty(0, 4)
 
     def cut_windows(self, most: int) -> None:
         """Let layers with a sliding window read so many tokens at most."""
@@ -160,8 +148,7 @@ class CModel:
             if (value := parts.pop(name, None)) is None:
                 continue
             if kind is Matrix:
-                found, bias = value
-                value = self._matrix(found, bias, 2 if name == "up" and self._gated else 1)
+                value = self._matrix(*value, self._halves.get(name, 1))
             elif kind is Norm:
                 value = Norm(*map(self._address, value))
             else:
@@ -178,91 +165,58 @@ class CModel:
             each = nn.functional.pad(each, (0, 0, 0, -each.shape[1] % self.lanes)).unflatten(1, (-1, self.lanes))
             return each.transpose(0, 1).flatten(0, 1).transpose(1, 2)
 
-        columns = numbers.shape[1]
+        rows, columns = numbers.shape
         if kind == INT4:
             numbers = numbers[:, ::2] | numbers[:, 1::2] << 4
         words = numbers.contiguous().view(torch.int32)  # (rows, words), the first column in the lowest bits
-        rest = (scale, low, None if bias is None else bias.detach()[:, None])
-        return Matrix(kind, columns, group, *(self._address(None if x is None else blocks(x)) for x in (words, *rest)))
+        self.bytes_spared += 4 * rows * columns - sum(x.nbytes for x in (words, scale, low) if x is not None)
+        given = (words, scale, low, None if bias is None else bias.detach()[:, None])
+        return Matrix(kind, columns, group, *(self._address(None if x is None else blocks(x)) for x in given))
 
-    def reach(self, n: int) -> None:
-        """Make the angles of the first n positions, and of some more, where they are not there yet."""
-        if n <= self._reached or not self.angles:
-            return
-        self._reached = max(n, min(self.most_positions, max(ANGLES, 2 * self._reached)))
-        places = torch.arange(self._reached)
-        with torch.inference_mode():
-            self._made = [angles(places) for angles in self.angles]
-        self.model.turned = 2 * self._made[0][0].shape[1]
-        for layer, number in zip(self.layers, self.rotary, strict=True):
-            if number is not None:
-                layer.cosines, layer.sines = (part.data_ptr() for part in self._made[number])
+    def tokens(self, n: int) -> Tensor:
+        """Return the first tokens of a text as pass.c reads them, at least n: (n, 4), its text, position and row, and
+        the rows that it reads."""
+        if len(self._tokens) < n:
+            rows = torch.arange(2 * n, dtype=torch.int32)
+            self._tokens = torch.stack([torch.zeros_like(rows), rows, rows, rows + 1], dim=1)
+        return self._tokens
 
-    def tables(self, n: int) -> tuple[int, int]:
-        """Return the addresses of n zeros and of the numbers 0, 1, 2, ..., at least n of them, as pass.c reads them."""
-        if self._tables.shape[1] < n:
-            numbers = torch.arange(2 * n, dtype=torch.int32)
-            self._tables = torch.stack([torch.zeros_like(numbers), numbers])
-        return self._tables.data_ptr(), self._tables[1].data_ptr()
-
-    def run(self, given: Any, n_tokens: int, n_logits: int, states: dict[int, Tensor], chain: tuple = ()) -> Tensor:
-        """Make a pass of so many tokens.  -> (1, n_logits, ids) logits. given: what pass.c needs beside them. states:
-        of layers, (1, n_tokens, hidden) each, which are written. chain: see `CBackend.chain`."""
-        needed = self.library.floats_needed(ctypes.byref(self.model), n_tokens)
-        if len(self._scratch) < needed:
-            self._scratch = torch.empty(needed)
-        logits = torch.empty(1, n_logits, -(-self.ids // self.lanes) * self.lanes)  # whole registers
-        outputs = (c_void_p * len(self.layers))()
+    def run(self, given: Any, wanted: Sequence[int], states: dict[int, Tensor], chain: tuple = NO_CHAIN) -> Tensor:
+        """Make a pass.  -> (1, len(wanted), ids) logits of the tokens `wanted`. given: what pass.c needs beside.
+        states: of layers, (1, m, hidden) each, which are written. chain: see `CBackend.chain`."""
+        logits = torch.empty(1, len(wanted), -(-self.ids // self.lanes) * self.lanes)  # whole registers
+        outputs, numbers = (c_void_p * len(self.layers))(), (c_int * len(wanted))(*wanted)
         for layer, out in states.items():
             outputs[layer] = out.data_ptr()
-        given.model, given.m, given.scratch = ctypes.addressof(self.model), n_tokens, self._scratch.data_ptr()
-        given.logits, given.n_logits, given.outputs = logits.data_ptr(), n_logits, ctypes.addressof(outputs)
-        call, threads = ctypes.byref(given), torch.get_num_threads()
-        if chain:
-            n_ids, *places = chain
-            addresses = (c_void_p(part.data_ptr()) for part in places)
-            known = self.library.chain(call, threads, len(places[0]), n_ids, *addresses)
-        else:
-            known = self.library.forward(call, threads)
-        if not known:
-            raise IndexError(f"an id of this pass is not among the {self.model.known} that have an embedding")
+        given.model, given.logits, given.n_logits = ctypes.addressof(self.model), logits.data_ptr(), len(wanted)
+        given.outputs, given.wanted = ctypes.addressof(outputs), ctypes.addressof(numbers)
+        if not self.library.forward(ctypes.byref(given), torch.get_num_threads(), *chain):
+            raise IndexError("a token of this pass, or its position, is not among those that have an embedding")
         return logits[..., : self.ids]
 
 
-class Text:
-    """The pages of one text, and their addresses."""
-
-    def __init__(self, model: CModel):
-        self._model, self.pages, self.addresses = model, [], (c_void_p * 16)()
-
-    def reserve(self, n: int) -> None:
-        while len(self.pages) * self._model.page < n:
-            if len(self.pages) == len(self.addresses):
-                self.addresses = (c_void_p * (2 * len(self.pages)))(*self.addresses)
-            self.pages.append(torch.zeros(self._model.page_floats))
-            self.addresses[len(self.pages) - 1] = self.pages[-1].data_ptr()
-
-    def move(self, rows: list[int], start: int) -> None:
-        """Move the keys and values of these rows to `start` and the rows after it."""
-        for to, row in enumerate(rows, start):
-            self._model.library.move(ctypes.byref(self._model.model), self.addresses, row, to)
-
-
-class CBackend:
-    """A model on the engine `c` at work on one text."""
-
-    n_replays = n_single = 0
+class CBackend(TextBackend):
+    """A model on the engine `c` at work on one text, whose keys and values lie in `pages`."""
 
     def __init__(self, model: CModel, hidden_layers: Iterable[int] = ()):
-        self._model, self._hidden_layers = model, tuple(hidden_layers)
-        self.hidden: dict[int, Tensor] = {}
-        self.text, self._given, self.layers = Text(model), Pass(), range(len(model.layers))
+        super().__init__(tuple(hidden_layers))
+        self._model, self.layers, self.pages = model, range(len(model.layers)), []
+
+    def reserve(self, n: int) -> None:
+        """Make pages for the first n tokens."""
+        while len(self.pages) * self._model.page < n:
+            self.pages.append(torch.zeros(self._model.page_floats))
+            self.addresses = (c_void_p * len(self.pages))(*(page.data_ptr() for page in self.pages))
+
+    def move(self, length: int, rows: Tensor) -> None:
+        for to, row in enumerate(rows.tolist(), length):
+            self._model.library.move(ctypes.byref(self._model.model), self.addresses, length + row, to)
 
     def prefill(self, prompt: Tensor) -> Tensor:
-        return self.read(prompt, 0, only_last=True)
+        return self.read(prompt, 0)
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
-        return self.read(tokens, length)
+        return self.run(tokens, None, length, self.layers, self._hidden_layers, tokens.shape[1])
 
     step = forward
 
@@ -270,37 +224,28 @@ class CBackend:
         """Run k passes: over (1, m) ids after `length` tokens, then over the most probable one of the first `n_ids`
         after the pass before.  -> (k,) these ids and (k,) their logits, not finite where a logit is no number"""
         found = torch.empty(k, dtype=torch.long), torch.empty(k)
-        self.run(tokens, None, length, self.layers, (), 1, chain=(n_ids, *found))
+        chain = (k, n_ids, *(c_void_p(part.data_ptr()) for part in found))
+        self.run(tokens, None, length, self.layers, (), 1, chain=chain)
         return found
 
     def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
         """Do the same as `forward`, but each token has its position (1, m), and the mask (1, 1, m, length + m) says
         what it reads."""
-        masked = positions[0].int(), (mask[0, 0] == 0).contiguous()
+        masked = positions[0], (mask[0, 0] == 0).contiguous()
         return self.run(tokens, None, length, self.layers, self._hidden_layers, tokens.shape[1], masked)
 
-    def keep(self, length: int, rows: Tensor) -> None:
-        """Keep these rows, (n,), of the last pass: they move to the front of the rows behind `length`, and their hidden
-        states move with them."""
-        self.text.move([length + row for row in rows.tolist()], length)
-        self.hidden = {layer: states[:, rows] for layer, states in self.hidden.items()}
-
-    def crop(self, n_tokens: int, length: int) -> None:
-        """Do nothing: rows after the length are never read."""
-
-    def read(self, tokens: Tensor, length: int, states: Tensor | None = None, only_last: bool = False) -> Tensor:
-        """Run all layers over (1, m) ids after `length` tokens -> (1, m, vocab) logits, or those of the last token.
-        states: (1, m, hidden), which a draft's head reads beside the ids."""
-        logits, hidden, n = [], [], tokens.shape[1]
-        for done in range(0, n, AT_ONCE):  # a long prompt is several passes
+    def read(self, tokens: Tensor, length: int, states: Tensor | None = None) -> Tensor:
+        """Run all layers over (1, m) ids after `length` tokens -> (1, 1, vocab) logits of the last one. states: (1, m,
+        hidden), which a draft's head reads beside the ids."""
+        hidden = []
+        for done in range(0, tokens.shape[1], AT_ONCE):  # a long prompt is several passes
             part = tokens[:, done : done + AT_ONCE]
             beside = None if states is None else states[:, done : done + AT_ONCE]
-            wanted = 1 if only_last else part.shape[1]
-            logits.append(self.run(part, beside, length + done, self.layers, self._hidden_layers, wanted))
+            logits = self.run(part, beside, length + done, self.layers, self._hidden_layers, 1)
             hidden.append(self.hidden)
-        if len(logits) > 1:
+        if len(hidden) > 1:
             self.hidden = {layer: torch.cat([part[layer] for part in hidden], dim=1) for layer in self._hidden_layers}
-        return logits[-1] if only_last or len(logits) == 1 else torch.cat(logits, dim=1)
+        return logits
 
     def run(
         self,
@@ -311,33 +256,28 @@ class CBackend:
         kept: Iterable[int],
         n_logits: int,
         masked: tuple[Tensor, Tensor] | None = None,
-        chain: tuple = (),
+        chain: tuple = NO_CHAIN,
     ) -> Tensor:
         """Run these layers over (1, m) ids, (1, m, hidden) states, or both, after `length` tokens. The states after the
         layers `kept` are kept.  -> (1, n_logits, vocab) logits of the last tokens
 
         masked: positions (m,), and which rows each token reads, (m, length + m) bool, where tokens do not all follow
-        each other. chain: see `CBackend.chain`; its n_ids, and where it writes.
+        each other. chain: k and n_ids of `CBackend.chain`, and where it writes.
         """
-        model, given = self._model, self._given
-        inputs = [None if ids is None else ids.long().contiguous(), None if states is None else states.contiguous()]
-        m = next(part.shape[1] for part in inputs if part is not None)
-        total = length + m
-        last = total + (len(chain[1]) - 1 if chain else 0)
-        self.text.reserve(last)
-        if model.places is not None and masked is None and last > model.places:
-            raise IndexError(f"the model has {model.places} positions, and the text {last} tokens")
-        model.reach(last)
-        given.ids, given.states = (None if part is None else part.data_ptr() for part in inputs)
-        zeros, numbers = model.tables(last + 1)
-        given.text, given.position, given.row = zeros, numbers + 4 * length, numbers + 4 * length
-        given.whole, given.wanted = numbers + 4 * (length + 1), numbers + 4 * (m - n_logits)
-        given.mask, given.masked = None, 0
+        model = self._model
+        ids, states = (part if part is None else part.contiguous() for part in (ids, states))
+        m = next(part.shape[1] for part in (ids, states) if part is not None)
+        last = length + m + max(chain[0] - 1, 0)
+        self.reserve(last)
+        tokens, mask = model.tokens(last)[length:], None
         if masked is not None:
-            given.position, given.mask = (part.data_ptr() for part in masked)
-            given.whole, given.masked = zeros, total
-        given.first, given.end = layers.start, layers.stop
-        texts = (c_void_p * 1)(ctypes.addressof(self.text.addresses))
-        given.pages = ctypes.addressof(texts)
+            positions, mask = masked
+            tokens = torch.stack([0 * positions, positions, tokens[:m, 2], 0 * positions], dim=1).int()
+        pages = (c_void_p * 1)(ctypes.addressof(self.addresses))
+        given = Pass(m=m, first=layers.start, end=layers.stop, pages=ctypes.addressof(pages))
+        fields = {"ids": ids, "states": states, "token": tokens, "mask": mask}
+        for name, part in fields.items():
+            setattr(given, name, None if part is None else part.data_ptr())
+        given.masked = 0 if mask is None else mask.shape[1]
         self.hidden = {layer: torch.empty(1, m, model.hidden) for layer in kept}
-        return model.run(given, m, n_logits, self.hidden, chain)
+        return model.run(given, range(m - n_logits, m), self.hidden, chain)

@@ -49,20 +49,42 @@ def move_rows(tensors: Iterable[Tensor], length: int, rows: Tensor) -> None:
         tensor[:, :, length : length + len(rows)] = tensor[:, :, length + rows.to(tensor.device)]
 
 
-class EagerBackend:
-    """The model as its library runs it, with a cache that grows.
+class TextBackend:
+    """What runs the passes of a model over one text. Where rows after the text's length are never read, a rollback has
+    nothing to do.
 
     n_replays: passes over accepted tokens that were read before. n_single: passes beyond one for a call of `forward`,
     where it reads tokens one by one. hidden: by layer, what was asked for of the last pass.
     """
 
     n_replays = n_single = 0
+
+    def __init__(self, hidden_layers: Iterable[int] = ()):
+        self._hidden_layers = hidden_layers
+        self.hidden: dict[int, Tensor] = {}
+
+    def keep(self, length: int, rows: Tensor) -> None:
+        """Keep these rows, (n,), of the last pass: they move to the front of the rows behind `length`, and their hidden
+        states move with them."""
+        self.move(length, rows)
+        self.hidden = {layer: states[:, rows] for layer, states in self.hidden.items()}
+
+    def move(self, length: int, rows: Tensor) -> None:
+        """Move the keys and values of these rows behind `length` to the front of them."""
+        raise NotImplementedError
+
+    def crop(self, n_tokens: int, length: int) -> None:
+        """Drop the last `n_tokens` of the `length` tokens."""
+
+
+class EagerBackend(TextBackend):
+    """The model as its library runs it, with a cache that grows."""
+
     _keeps_what_leaves = _has_stepped = False
 
     def __init__(self, model: PreTrainedModel, hidden_layers: Iterable[int] = ()):
-        self._model, self._hidden_layers = model, hidden_layers
-        self.hidden: dict[int, Tensor] = {}
-        self._cache = DynamicCache(config=model.config)
+        super().__init__(hidden_layers)
+        self._model, self._cache = model, DynamicCache(config=model.config)
 
     def prefill(self, prompt: Tensor) -> Tensor:
         """(1, prompt) ids -> (1, 1, vocab) logits of the last one."""
@@ -96,17 +118,13 @@ class EagerBackend:
                 mask = masks(mask, Window(first.sliding_window, everywhere), n_held)
             return self._model(input_ids=tokens, attention_mask=mask, **options).logits
 
-    def keep(self, length: int, rows: Tensor) -> None:
-        """Keep these rows, (n,), of the last pass: they move to the front of the rows behind `length`, and their hidden
-        states move with them."""
+    def move(self, length: int, rows: Tensor) -> None:
         layers: list[Any] = self._cache.layers
         for layer in layers:
             n_left = layer.get_seq_length() - layer.keys.shape[-2]  # tokens that have left a window
             move_rows([layer.keys, layer.values], length - n_left, rows)
-        self.hidden = {layer: states[:, rows] for layer, states in self.hidden.items()}
 
     def crop(self, n_tokens: int, length: int) -> None:
-        """Drop the last `n_tokens` of the `length` tokens in the cache."""
         # The negative form is the portable one, and for sliding windows a crop of 0 is what frees old entries.
         if n_tokens and not self._has_stepped:  # after a step the library refuses, where a window has lost tokens
             self._keep_what_leaves()

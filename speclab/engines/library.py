@@ -21,7 +21,8 @@ from speclab.system.terminal import note
 
 SOURCE = pathlib.Path(__file__).with_name("pass.c")
 # Sums keep their order, and NaN and infinity stay what they are: no flag lets the compiler assume there are none.
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared")
+# GCC leaves out some fused additions for some processors: then a sum would depend on how many rows a thread has.
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "--param=avoid-fma-max-bits=0", "-fPIC", "-shared")
 THREADS = "-fopenmp"  # of the library that PyTorch has loaded, so that its threads are the same
 OF_PROCESSORS = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")  # of /proc/cpuinfo
 NO_COMPILER = "there is no C compiler; install one, on Debian: apt install gcc"
@@ -50,14 +51,14 @@ def library(kinds: int, more: tuple[str, ...] = ()) -> ctypes.CDLL:
         raise NoFastBackend(NO_COMPILER)
     flags = (*FLAGS, f"-DKINDS={kinds}", *more)
     try:
-        return _library(path, (*flags, THREADS))
+        return _library(path, *flags, THREADS)
     except NoFastBackend:
-        found = _library(path, flags)
+        found = _library(path, *flags)
         note("the C compiler compiles it without OpenMP alone, so a pass takes one thread; with gcc it takes all")
         return found
 
 
-def _library(path: str, flags: tuple[str, ...]) -> ctypes.CDLL:
+def _library(path: str, *flags: str) -> ctypes.CDLL:
     source, made = SOURCE.read_bytes(), os.stat(path).st_mtime
     about = repr((source, os.path.realpath(path), made, flags, platform.machine(), _processor()))
     try:
@@ -65,9 +66,9 @@ def _library(path: str, flags: tuple[str, ...]) -> ctypes.CDLL:
         if not place.exists() or not cache.is_own(place):
             note("compiling speclab/engines/pass.c, some seconds; the next run finds it")
             with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
-                command = [path, *flags, "-o", "pass.so", str(SOURCE), "-lm"]
-                done = subprocess.run(command, cwd=scratch, stdin=subprocess.DEVNULL, capture_output=True, text=True)
                 whole = pathlib.Path(scratch) / "pass.so"
+                command = [path, *flags, "-o", whole.name, str(SOURCE), "-lm"]
+                done = subprocess.run(command, cwd=scratch, capture_output=True, text=True)
                 if done.returncode or not whole.exists():
                     said = done.stderr.splitlines() or ["it said nothing"]
                     raise NoFastBackend(f"the C compiler gave up: {next((s for s in said if 'error' in s), said[0])}")

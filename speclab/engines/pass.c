@@ -1,4 +1,5 @@
-/* One pass of a decoder over m new tokens, in C: all that a step of decoding computes, in one file to read.
+/* One pass of a decoder over m new tokens, in C: all that a step of decoding computes. c_pass.py calls it, and parts.py
+   says which model has which of the parts below.
 
    A pass looks up the tokens' embeddings and runs them through layers. In each layer a token's query is held against
    the keys of all tokens that it may read, it takes a mean of their values, and a small network (the MLP) follows.
@@ -7,27 +8,26 @@
 
    Why five tokens cost little more than one: nearly all time goes into `multiply`. It reads a block of weights once
    and uses it for all tokens while it is in a register. Where reading is the limit, the other tokens are free.
-
    - A vector has L numbers, as many as a register of this processor. Rows of a matrix lie in blocks of L rows, column
      by column: one load gives a weight of L rows each, and no sum across a register is ever needed.
-   - Weights are float32, bfloat16, or whole numbers of 8 or 4 bits with a scale (and a lowest value) for each group of
-     columns. All sums are float32.
+   - Weights are float32, bfloat16, or whole numbers of 8 or 4 bits with a scale. All sums are float32.
    - Threads share each step of a layer by its rows, and meet after it. Each output is one sum in one order, so that
-     the result does not depend on the number of threads.
-
-   It is called by c_pass.py; parts.py says which model has which of the parts below. */
+     the result does not depend on the number of threads. */
 #include <math.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#else
+#define omp_get_thread_num() 0
+#define omp_get_num_threads() 1
+#endif
 
 #if defined(__AVX512F__)
-#define L 16 /* numbers in a register, of which there are 32 */
+#define L 16 /* numbers in a register, of which there are 32, and 16 elsewhere */
 #elif defined(__AVX2__)
 #define L 8
 #else
@@ -51,6 +51,15 @@ INLINE float total(vec v) { float sum = 0; for (int i = 0; i < L; i++) sum += v[
 INLINE vec choose(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
 INLINE long up_to(long n) { return (n + L - 1) / L * L; } /* whole registers for n numbers */
 
+typedef struct { float *at; long stride; } Rows; /* of numbers, one for each token, in whole registers */
+INLINE float *row(Rows x, long i) { return x.at + i * x.stride; }
+INLINE Rows take(float **free, long n, long numbers) { /* n rows of the free memory, which then begins after them */
+  Rows x = {*free, up_to(numbers)};
+  *free += n * x.stride;
+  return x;
+}
+INLINE Rows from_block(Rows x, long b) { return (Rows){x.at + b * L, x.stride}; }
+
 /* e to the x: 2 to a whole number, times a polynomial of what is left (Cephes). NaN stays NaN, below -87 comes 0. */
 INLINE vec exponential(vec x) {
   const vec low = (vec){0} - 87.3f, high = (vec){0} + 88.3f, half = (vec){0} + 0.5f;
@@ -67,17 +76,18 @@ INLINE vec exponential(vec x) {
 INLINE vec hyperbolic_tangent(vec x) { return 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f); }
 
 /* ---- threads: OpenMP starts them, once for a whole pass; all meet after each step of it ---- */
-
-typedef struct { atomic_int arrived, meeting; int n; } Team;
+typedef struct { atomic_int arrived, meeting; } Team;
+/* Of so many things, those from FROM to TO - 1 are the part of thread `me` of n. */
+#define FROM(things) ((long)(things) * me / n)
+#define TO(things) ((long)(things) * (me + 1) / n)
 /* A thread that waits long gives its core away: beside other work, the one that it waits for may need it. */
-static void meet(Team *team) {
-  if (team->n == 1) return;
-  int now = atomic_load_explicit(&team->meeting, memory_order_relaxed);
-  if (atomic_fetch_add_explicit(&team->arrived, 1, memory_order_acq_rel) == team->n - 1) {
-    atomic_store_explicit(&team->arrived, 0, memory_order_relaxed);
-    atomic_store_explicit(&team->meeting, now + 1, memory_order_release);
+static void meet(Team *team, int n) {
+  const int now = team->meeting;
+  if (++team->arrived == n) {
+    team->arrived = 0;
+    team->meeting = now + 1;
   } else
-    for (int looks = 0; atomic_load_explicit(&team->meeting, memory_order_acquire) == now; looks++) {
+    for (int looks = 0; team->meeting == now; looks++) {
 #if defined(__x86_64__)
       __builtin_ia32_pause(); /* looking without a rest slows a thread that shares the core */
 #endif
@@ -86,7 +96,6 @@ static void meet(Team *team) {
 }
 
 /* ---- a product with a matrix ---- */
-
 enum { FLOAT32, BFLOAT16, INT8, INT4 };
 /* Words of 32 bits, L side by side, one for each row of a block: a word holds one, two, four or eight columns of its
    row, the first in its lowest bits. data: (blocks, columns / columns of a word, L). scale, low: (blocks, groups, L), a
@@ -103,15 +112,9 @@ INLINE vec weights(const int kind, uvec words, const int k) { /* column k of eac
   if (kind == INT8) return __builtin_convertvector((ivec)(words << (24 - 8 * k)) >> 24, vec);
   return __builtin_convertvector((ivec)(words >> 4 * k & 15), vec);
 }
-INLINE uvec words_at(const Matrix *w, const int in_word, long block, long column) {
-  uvec words;
-  memcpy(&words, w->data + (block * w->columns + column) / in_word * L, sizeof words);
-  return words;
-}
 /* out[i][block b] (+)= rows of blocks b .. b + T - 1, times x[i], for M tokens. M, T and kind are known where this is
    compiled, so all sums are in registers. */
-INLINE void tile(const int M, const int T, const int kind, const Matrix *w, const float *x, long x_stride, long b,
-                 float *out, long stride, int add) {
+INLINE void tile(const int M, const int T, const int kind, const Matrix *w, Rows x, long b, Rows out, int add) {
   const int N = 1 << kind; /* columns of a word */
   const long n = w->columns, group = kind >= INT8 ? w->group : n;
   vec sum[32];
@@ -123,13 +126,13 @@ INLINE void tile(const int M, const int T, const int kind, const Matrix *w, cons
     UNROLL for (int i = 0; i < M; i++) of_x[i] = 0;
     for (const long end = j + group; j < end; j += N) {
       uvec words[8];
-      UNROLL for (int t = 0; t < T; t++) words[t] = words_at(w, N, b + t, j);
+      UNROLL for (int t = 0; t < T; t++) memcpy(words + t, w->data + ((b + t) * n + j) / N * L, sizeof *words);
       UNROLL for (int k = 0; k < N; k++) {
-        const float *at = x + j + k;
-        if (kind == INT4) UNROLL for (int i = 0; i < M; i++) of_x[i] += at[i * x_stride];
+        const float *at = x.at + j + k;
+        if (kind == INT4) UNROLL for (int i = 0; i < M; i++) of_x[i] += at[i * x.stride];
         UNROLL for (int t = 0; t < T; t++) {
           const vec v = weights(kind, words[t], k);
-          UNROLL for (int i = 0; i < M; i++) part[t * M + i] += v * at[i * x_stride];
+          UNROLL for (int i = 0; i < M; i++) part[t * M + i] += v * at[i * x.stride];
         }
       }
     }
@@ -140,103 +143,95 @@ INLINE void tile(const int M, const int T, const int kind, const Matrix *w, cons
     }
   }
   UNROLL for (int t = 0; t < T; t++) UNROLL for (int i = 0; i < M; i++) {
-    float *o = out + i * stride + t * L;
+    float *o = row(out, i) + t * L;
     if (w->bias) sum[t * M + i] += load(w->bias + (b + t) * L);
     store(o, add ? load(o) + sum[t * M + i] : sum[t * M + i]);
   }
 }
 /* As many blocks at once as there are registers for their sums: each sum waits for its own last addition alone, and
    reading is faster from several places at once. */
-#if L == 16
-#define BLOCKS(M) (M <= 2 ? 8 : M <= 6 ? 4 : 2)
-#else
-#define BLOCKS(M) (M == 1 ? 8 : M <= 3 ? 4 : M <= 6 ? 2 : 1)
-#endif
+#define OF_16(M) (L == 16 ? (M + 1) / 2 : M) /* with 16 registers, so many tokens take as many */
+#define BLOCKS(M) (OF_16(M) == 1 ? 8 : OF_16(M) <= 3 ? 4 : OF_16(M) <= 6 ? 2 : 1)
 #define TILES(M, T) \
-  for (; b + T <= to; b += T) tile(M, T, kind, w, x, x_stride, b, out + (b - from) * L, stride, add);
+  for (; b + T <= to; b += T, out.at += T * L) tile(M, T, kind, w, x, b, out, add);
 #define TOKENS(M) \
   case M: \
     TILES(M, BLOCKS(M)) \
     if (BLOCKS(M) == 8) TILES(M, 4) \
     TILES(M, 1) \
     break;
-INLINE void product(const int kind, const Matrix *w, const float *x, long x_stride, int m, long from, long to,
-                    float *out, long stride, int add) {
-  long b = from;
+INLINE void product(const int kind, const Matrix *w, Rows x, int m, long b, long to, Rows out, int add) {
   switch (m) { TOKENS(1) TOKENS(2) TOKENS(3) TOKENS(4) TOKENS(5) TOKENS(6) TOKENS(7) TOKENS(8) }
 }
 /* To compile each kind takes a while: KINDS says which ones, bit by bit. */
 #define OF(kind) \
-  case kind: if (KINDS >> kind & 1) product(kind, w, x + i * x_stride, x_stride, n, b, end, to_row, stride, add); break;
-/* out (m, stride) (+)= x (m, x_stride) times the rows of blocks from .. to - 1, the first of which goes to out[0]. */
-static void multiply(const Matrix *w, const float *x, long x_stride, int m, long from, long to, float *out, long stride,
-                     int add) {
+  case kind: if (KINDS >> kind & 1) product(kind, w, of_x, m - i < MOST ? m - i : MOST, b, end, to_out, add); break;
+/* out (m) (+)= x (m) times the rows of blocks from .. to - 1, the first of which goes to the beginning of out. */
+static void multiply(const Matrix *w, Rows x, int m, long from, long to, Rows out, int add) {
   const long most = m <= MOST ? to - from : CHUNK;
   for (long b = from; b < to; b += most)
     for (int i = 0; i < m; i += MOST) {
-      const int n = m - i < MOST ? m - i : MOST;
       const long end = b + most < to ? b + most : to;
-      float *to_row = out + i * stride + (b - from) * L;
+      const Rows of_x = {row(x, i), x.stride}, to_out = from_block((Rows){row(out, i), out.stride}, b - from);
       switch (w->kind) { OF(FLOAT32) OF(BFLOAT16) OF(INT8) OF(INT4) }
     }
 }
 
-/* ---- the parts of a layer ---- */
-
+/* ---- what Python gives, and the cache ---- */
 typedef struct { float *gain, *shift; } Norm; /* gain NULL: there is no such norm. shift NULL: nothing is added */
 typedef struct {
   Norm before_attention, after_attention, before_mlp, after_mlp, queries, keys;
-  Matrix qkv, out, up, down;     /* up: alternating blocks of the gate and of the other factor, where there is a gate */
-  const float *cosines, *sines; /* (positions, turned / 2), NULL: no rotary positions */
-  int window;                   /* tokens that one reads at most, itself included; 0: all */
+  Matrix qkv, out, up, down; /* up: alternating blocks of the gate and of the other factor, where there is a gate */
+  int rotary, window;        /* its table of frequencies, from 1; the tokens that one reads at most. 0: none, all */
 } Layer;
 typedef struct {
-  int layers, hidden, heads, kv_heads, head_size, mlp, turned, ids, known; /* turned: numbers of a head that are rotated; known: ids with an embedding */
-  int centred, whole_norms, gated, activation, parallel; /* norms of layers, of all queries; attention beside the MLP */
-  int beside, start_normed; /* a draft's head reads embeddings beside states, and may begin with a norm of these */
+  int layers, hidden, heads, kv_heads, head_size, mlp, ids, known, positions; /* known: ids with an embedding */
+  int rotaries, turned;                /* tables of frequencies; numbers of a head that they turn */
+  int centred, whole_norms;            /* norms take a mean off; those of queries and keys are over all heads at once */
+  int gated, activation, parallel;     /* of the MLP, which stands behind attention or parallel to it */
+  int beside, start_normed;            /* a draft's head reads embeddings beside states; its stream may start normed */
   float epsilon, attention_scale, attention_cap, logit_cap, embedding_scale;
-  const float *embeddings, *places; /* (ids, hidden), (positions, hidden) or NULL */
+  const float *embeddings, *places;    /* (ids, hidden), (positions, hidden) or NULL */
+  const float *frequencies, *factors;  /* (rotaries, turned / 2), (rotaries): of cosines and sines */
   Norm last, states;
   Matrix head;
   Layer *layer;
 } Model;
-/* ids or states may be NULL. text, position, row, whole: (m) of each token its text, its position, its row in the
-   text's cache, and how many first rows it reads. mask: (m, masked), which of the rows after these it reads, or NULL.
-   pages: of each text. outputs: (layers), where the states after a layer go, or NULL. wanted: (n_logits) the tokens
-   whose logits are wanted. scratch: floats_needed() numbers. */
+/* Of a token: its text, its position, its row in the text's cache, and how many first rows it reads. */
+typedef struct { int32_t text, position, row, whole; } Token;
+/* mask: (m, masked), which of the rows after its first ones a token reads, or NULL. pages: of each text. outputs:
+   (layers), where the states after a layer go, or NULL. logits: (n_logits) rows, of the tokens `wanted`. */
 typedef struct {
   Model *model;
-  int m, first, end; /* layers first .. end - 1 */
-  const int64_t *ids;
-  const float *states;
-  const int32_t *text, *position, *row, *whole;
+  int m, first, end, masked, n_logits; /* layers first .. end - 1 */
+  const int64_t *ids;                  /* (m), NULL where states are given alone */
+  const float *states;                 /* (m, hidden) or NULL */
+  const Token *token;
   const uint8_t *mask;
-  int masked;
-  float ***pages, **outputs;
-  int n_logits;
+  float ***pages, **outputs, *logits;
   const int32_t *wanted;
-  float *logits, *scratch;
 } Pass;
 
-/* Keys of a page: (PAGE / L, head size, L), so that L keys meet a query at once; values: (PAGE, head size). */
-static long page_part(const Model *M) { return PAGE * (M->head_size + up_to(M->head_size)); }
-long page_floats(const Model *M) { return M->layers * M->kv_heads * page_part(M); }
-static float *page_of(const Model *M, float *page, int l, int g) { return page + (l * M->kv_heads + g) * page_part(M); }
-static float *key_at(const Model *M, float *part, int r) {
-  return part + (long)(r % PAGE / L) * M->head_size * L + r % L;
+/* A page has a part for each head of keys: its keys (PAGE / L, head size, L), so that L keys meet a query at once, and
+   its values (PAGE, head size). u: the number of a part, among those of all layers. r: a row of the text. */
+static long part_floats(const Model *M) { return PAGE * (M->head_size + up_to(M->head_size)); }
+long page_floats(const Model *M) { return M->layers * M->kv_heads * part_floats(M); }
+static float *part_of(const Model *M, float **pages, int u, int r) { return pages[r / PAGE] + u * part_floats(M); }
+static float *key_at(const Model *M, float **pages, int u, int r) {
+  return part_of(M, pages, u, r) + (long)(r % PAGE / L) * M->head_size * L + r % L;
 }
-static float *value_at(const Model *M, float *part, int r) {
-  return part + PAGE * M->head_size + r % PAGE * up_to(M->head_size);
+static float *value_at(const Model *M, float **pages, int u, int r) {
+  return part_of(M, pages, u, r) + PAGE * M->head_size + r % PAGE * up_to(M->head_size);
 }
-typedef struct { long hidden, qkv, queries, mlp; } Widths; /* of rows, in whole registers */
-static Widths widths_of(const Model *M) {
-  const long D = M->head_size;
-  return (Widths){up_to(M->hidden), up_to((M->heads + 2 * M->kv_heads) * D), up_to(M->heads * D), up_to(M->mlp)};
+/* Copy the keys and values of one row of a text over those of another one, in all layers. */
+void move(const Model *M, float **pages, int from, int to) {
+  for (int u = 0; u < M->layers * M->kv_heads; u++) {
+    for (int d = 0; d < M->head_size; d++) key_at(M, pages, u, to)[d * L] = key_at(M, pages, u, from)[d * L];
+    memcpy(value_at(M, pages, u, to), value_at(M, pages, u, from), M->head_size * sizeof(float));
+  }
 }
-long floats_needed(const Model *M, int m) {
-  const Widths W = widths_of(M);
-  return m * (2 * W.hidden + W.qkv + 2 * W.queries + W.mlp);
-}
+
+/* ---- the parts of a layer ---- */
 static void normalise(const Model *M, Norm norm, const float *x, int n, float *out) {
   if (!norm.gain) { memmove(out, x, n * sizeof *x); return; }
   float mean = 0;
@@ -252,25 +247,60 @@ static void normalise(const Model *M, Norm norm, const float *x, int n, float *o
 static vec activated(const Model *M, vec x) {
   enum { SILU, GELU, GELU_TANH };
   if (M->activation == SILU) return x / (1.0f + exponential(-x));
-  if (M->activation == GELU_TANH)
-    return 0.5f * x * (1.0f + hyperbolic_tangent(0.7978845608f * (x + 0.044715f * x * x * x)));
+  if (M->activation == GELU_TANH) return x / (1.0f + exponential(-1.5957691216f * (x + 0.044715f * x * x * x)));
   for (int i = 0; i < L; i++) x[i] = 0.5f * x[i] * (1.0f + erff(x[i] * 0.7071067812f));
   return x;
 }
-/* The mean of the values that a query reads, weighted by e to the product of query and key. pages: of the text. The
-   first `whole` rows are read, and of the n_more rows after them those that the mask names. */
-static void attend(const Model *M, int l, int g, float **pages, const float *query, int whole, const uint8_t *mask,
-                   int n_more, float *scores, float *out) {
-  const int D = M->head_size, end = whole + n_more;
-  int begin = 0;
-  if (M->layer[l].window) { /* it reads the last ones of its rows, so many */
-    int left = M->layer[l].window;
-    for (begin = end; begin > whole && left; begin--) left -= mask[begin - 1 - whole];
-    if (begin == whole) begin = whole > left ? whole - left : 0;
+/* The first state of a token; and cosines and sines of its position, (rotaries, 2, turned / 2). */
+static void embed(const Pass *P, long i, float *out, float *turns) {
+  const Model *M = P->model;
+  const int half = M->turned / 2, position = P->token[i].position;
+  for (int j = 0; j < M->rotaries * half; j++) {
+    const float angle = position * M->frequencies[j], factor = M->factors[j / half];
+    float *to = turns + j / half * M->turned + j % half;
+    to[0] = cosf(angle) * factor, to[half] = sinf(angle) * factor;
   }
+  const float *place = M->places ? M->places + (long)position * M->hidden : NULL;
+  if (P->states) normalise(M, M->start_normed ? M->states : (Norm){0}, P->states + i * M->hidden, M->hidden, out);
+  else for (int j = 0; j < M->hidden; j++)
+    out[j] = M->embeddings[P->ids[i] * M->hidden + j] * M->embedding_scale + (place ? place[j] : 0);
+}
+/* Head h of a token, queries first: it is normalised and turned to the token's position. A query is scaled; a key goes
+   to the token's row in the cache, with its value. raw: all heads. */
+static void spread(const Pass *P, int l, long i, int h, const float *raw, const float *turns, float *queries) {
+  const Model *M = P->model;
+  const Layer *layer = M->layer + l;
+  const int D = M->head_size, half = M->turned / 2, g = h - M->heads, u = l * M->kv_heads + g;
+  const int first = M->whole_norms ? (g < 0 ? 0 : M->heads) : h; /* of the heads that are normalised together */
+  const int together = M->whole_norms ? (g < 0 ? M->heads : M->kv_heads) : 1;
+  float normed[together * D], *head = normed + (h - first) * D;
+  normalise(M, g < 0 ? layer->queries : layer->keys, raw + first * D, together * D, normed);
+  const float *c = turns + (layer->rotary - 1) * M->turned, *s = c + half;
+  for (int d = 0; layer->rotary && d < half; d++) {
+    const float a = head[d], b = head[d + half];
+    head[d] = a * c[d] - b * s[d], head[d + half] = b * c[d] + a * s[d];
+  }
+  if (g < 0) {
+    for (int d = 0; d < D; d++) queries[h * D + d] = head[d] * M->attention_scale;
+    return;
+  }
+  float **pages = P->pages[P->token[i].text], *key = key_at(M, pages, u, P->token[i].row);
+  for (int d = 0; d < D; d++) key[d * L] = head[d];
+  memcpy(value_at(M, pages, u, P->token[i].row), raw + (h + M->kv_heads) * D, D * sizeof(float));
+}
+/* The mean of the values that a query, of head h of a token, reads, weighted by e to the product of query and key. */
+static void attend(const Pass *P, int l, long i, int h, const float *query, float *scores, float *out) {
+  const Model *M = P->model;
+  const int D = M->head_size, u = l * M->kv_heads + h * M->kv_heads / M->heads, window = M->layer[l].window;
+  const int whole = P->token[i].whole, end = whole + P->masked;
+  const uint8_t *mask = P->mask + i * P->masked;
+  float **pages = P->pages[P->token[i].text];
+  int begin = end, left = window ? window : end; /* it reads the last ones of its rows, so many */
+  for (; begin > whole && left; begin--) left -= mask[begin - 1 - whole];
+  if (begin == whole) begin = whole > left ? whole - left : 0;
   const int first = begin / PAGE * PAGE, n = end - first; /* scores are of the rows from `first` on */
   for (int r = first; r < end; r += PAGE) {
-    const float *keys = page_of(M, pages[r / PAGE], l, g);
+    const float *keys = part_of(M, pages, u, r);
     vec s[PAGE / L];
     UNROLL for (int b = 0; b < PAGE / L; b++) s[b] = (vec){0};
     for (int d = 0; d < D; d++)
@@ -286,7 +316,7 @@ static void attend(const Model *M, int l, int g, float **pages, const float *que
   vec highest = (vec){0} - INFINITY, sums = {0};
   for (int r = 0; r < n; r += L) { vec s = load(scores + r); highest = choose(s > highest, s, highest); }
   float top = -INFINITY;
-  for (int i = 0; i < L; i++) top = highest[i] > top ? highest[i] : top;
+  for (int j = 0; j < L; j++) top = highest[j] > top ? highest[j] : top;
   if (top == -INFINITY) top = 0; /* a token that reads nothing is padding: its output is 0; NaN stays NaN */
   for (int r = 0; r < n; r += L) {
     vec e = exponential(load(scores + r) - top);
@@ -298,7 +328,7 @@ static void attend(const Model *M, int l, int g, float **pages, const float *que
     vec mean[4] = {{0}};
     for (int r = begin; r < end; r++) {
       if (scores[r - first] == 0) continue; /* what it does not read may hold anything */
-      const float *values = value_at(M, page_of(M, pages[r / PAGE], l, g), r) + from;
+      const float *values = value_at(M, pages, u, r) + from;
       for (int b = 0; b < parts; b++) mean[b] += load(values + b * L) * scores[r - first];
     }
     for (int d = 0; d < D - from && d < 4 * L; d++) out[from + d] = mean[d / L][d % L] * scale;
@@ -306,161 +336,110 @@ static void attend(const Model *M, int l, int g, float **pages, const float *que
 }
 
 /* ---- a pass ---- */
-
-#define PART(total, from, to) const long from = (total) * me / n, to = (total) * (me + 1) / n
 /* A product's rows go into the residual stream: at once, or after a norm. y: where they are until then. */
-static void into_stream(const Model *M, const Matrix *w, Norm after, const float *x, long x_stride, int m,
-                        float *stream, float *y, long hidden, int me, Team *team) {
-  const int n = team->n;
-  PART(up_to(hidden) / L, from, to);
-  multiply(w, x, x_stride, m, from, to, (after.gain ? y : stream) + from * L, hidden, !after.gain);
-  meet(team);
+static void into_stream(const Model *M, const Matrix *w, Norm after, Rows x, int m, Rows stream, Rows y, int me, int n,
+                        Team *team) {
+  const long blocks = stream.stride / L;
+  const Rows to = after.gain ? y : stream;
+  multiply(w, x, m, FROM(blocks), TO(blocks), from_block(to, FROM(blocks)), !after.gain);
+  meet(team, n);
   if (!after.gain) return;
-  PART((long)m, a, b);
-  for (long i = a; i < b; i++) {
-    normalise(M, after, y + i * hidden, M->hidden, y + i * hidden);
-    for (int j = 0; j < M->hidden; j++) stream[i * hidden + j] += y[i * hidden + j];
+  for (long i = FROM(m); i < TO(m); i++) {
+    normalise(M, after, row(y, i), M->hidden, row(y, i));
+    for (int j = 0; j < M->hidden; j++) row(stream, i)[j] += row(y, i)[j];
   }
-  meet(team);
+  meet(team, n);
 }
-static void embed(const Pass *P, const Model *M, long i, float *out) {
-  const float *row = P->ids ? M->embeddings + P->ids[i] * M->hidden : NULL;
-  const float *place = M->places ? M->places + (long)P->position[i] * M->hidden : NULL;
-  if (P->states) normalise(M, M->start_normed ? M->states : (Norm){0}, P->states + i * M->hidden, M->hidden, out);
-  else for (int j = 0; j < M->hidden; j++) out[j] = row[j] * M->embedding_scale + (place ? place[j] : 0);
-}
-/* Head h of a token, queries first: it is normalised and turned to the token's position. A query is scaled; a key goes to
-   the token's row in the cache, with its value. */
-static void spread(const Pass *P, const Model *M, int l, long i, int h, const float *raw, float *queries) {
-  const Layer *layer = M->layer + l;
-  const int D = M->head_size, half = M->turned / 2, g = h - M->heads;
-  float head[D];
-  normalise(M, M->whole_norms ? (Norm){0} : g < 0 ? layer->queries : layer->keys, raw + h * D, D, head);
-  if (layer->cosines) {
-    const float *c = layer->cosines + (long)P->position[i] * half, *s = layer->sines + (long)P->position[i] * half;
-    for (int d = 0; d < half; d++) {
-      const float a = head[d], b = head[d + half];
-      head[d] = a * c[d] - b * s[d], head[d + half] = b * c[d] + a * s[d];
-    }
-  }
-  if (g < 0) {
-    for (int d = 0; d < D; d++) queries[h * D + d] = head[d] * M->attention_scale;
-    return;
-  }
-  float *part = page_of(M, P->pages[P->text[i]][P->row[i] / PAGE], l, g), *key = key_at(M, part, P->row[i]);
-  for (int d = 0; d < D; d++) key[d * L] = head[d];
-  memcpy(value_at(M, part, P->row[i]), raw + (h + M->kv_heads) * D, D * sizeof(float));
-}
-static void run_pass(const Pass *P, int me, Team *team) {
-  const int n = team->n;
+static void run_pass(const Pass *P, float *shared, int me, int n, Team *team) {
   const Model *M = P->model;
-  const int m = P->m, D = M->head_size, H = M->hidden;
-  const Widths W = widths_of(M);
-  float *stream = P->scratch, *y = stream + m * W.hidden, *raw = y + m * W.hidden; /* of all threads */
-  float *queries = raw + m * W.qkv, *attended = queries + m * W.queries, *inner = attended + m * W.queries;
-  long rows = 0;
-  for (int i = 0; i < m; i++) rows = P->whole[i] > rows ? P->whole[i] : rows;
+  const int m = P->m, D = M->head_size, H = M->hidden, each = M->gated ? 2 : 1;
+  const Rows stream = take(&shared, m, H), y = take(&shared, m, H), attended = take(&shared, m, M->heads * D);
+  const Rows raw = take(&shared, m, (M->heads + 2 * M->kv_heads) * D), queries = take(&shared, m, M->heads * D);
+  const Rows inner = take(&shared, m, M->mlp), turns = take(&shared, m, M->rotaries * M->turned);
+  int rows = 0;
+  for (int i = 0; i < m; i++) rows = P->token[i].whole > rows ? P->token[i].whole : rows;
   rows += P->masked + 2 * PAGE; /* scores of whole pages */
-  const long input = M->beside ? 2 * W.hidden : W.hidden, most = m > P->n_logits ? m : P->n_logits;
-  float *x = malloc(sizeof(float) * ((input + W.hidden + CHUNK * L) * most + rows)); /* of this thread alone */
-  float *normed = x + most * input, *factors = normed + most * W.hidden, *scores = factors + most * CHUNK * L;
-  PART((long)m, mine, not_mine);
-  for (long i = mine; i < not_mine; i++) embed(P, M, i, stream + i * W.hidden);
-  meet(team);
+  const long numbers = m * (up_to(2 * H) + up_to(H) + CHUNK * L) + rows;
+  float *own = malloc(sizeof(float) * numbers), *scores = own; /* of this thread alone */
+  const Rows x = take(&scores, m, M->beside ? 2 * H : H), normed = take(&scores, m, H);
+  const Rows factors = take(&scores, m, CHUNK * L);
+  for (long i = FROM(m); i < TO(m); i++) embed(P, i, row(stream, i), row(turns, i));
+  meet(team, n);
   for (int l = P->first; l < P->end; l++) {
     const Layer *layer = M->layer + l;
     for (int i = 0; i < m; i++) { /* each thread makes all norms for itself: to meet takes longer */
-      const float *before = M->beside ? M->embeddings + P->ids[i] * H : stream + i * W.hidden;
-      normalise(M, layer->before_attention, before, H, x + i * input);
-      if (M->beside) normalise(M, M->states, P->states + (long)i * H, H, x + i * input + H);
-      if (M->parallel) normalise(M, layer->before_mlp, stream + i * W.hidden, H, normed + i * W.hidden);
+      const float *before = M->beside ? M->embeddings + P->ids[i] * H : row(stream, i);
+      normalise(M, layer->before_attention, before, H, row(x, i));
+      if (M->beside) normalise(M, M->states, P->states + (long)i * H, H, row(x, i) + H);
+      if (M->parallel) normalise(M, layer->before_mlp, row(stream, i), H, row(normed, i));
     }
-    PART(up_to(W.qkv) / L, q0, q1);
-    multiply(&layer->qkv, x, input, m, q0, q1, raw + q0 * L, W.qkv, 0);
-    meet(team);
-    if (M->whole_norms) { /* one mean is over all heads */
-      for (long i = mine; i < not_mine; i++) {
-        float *of_queries = raw + i * W.qkv, *of_keys = of_queries + M->heads * D;
-        normalise(M, layer->queries, of_queries, M->heads * D, of_queries);
-        normalise(M, layer->keys, of_keys, M->kv_heads * D, of_keys);
-      }
-      meet(team);
+    const long blocks = raw.stride / L, heads = M->heads + M->kv_heads;
+    multiply(&layer->qkv, x, m, FROM(blocks), TO(blocks), from_block(raw, FROM(blocks)), 0);
+    meet(team, n);
+    for (long k = FROM(m * heads); k < TO(m * heads); k++)
+      spread(P, l, k % m, k / m, row(raw, k % m), row(turns, k % m), row(queries, k % m));
+    meet(team, n);
+    for (long k = FROM(m * M->heads); k < TO(m * M->heads); k++) {
+      const long at = k / m * D;
+      attend(P, l, k % m, k / m, row(queries, k % m) + at, scores, row(attended, k % m) + at);
     }
-    PART((long)m * (M->heads + M->kv_heads), s0, s1);
-    for (long u = s0; u < s1; u++) spread(P, M, l, u % m, u / m, raw + u % m * W.qkv, queries + u % m * W.queries);
-    meet(team);
-    PART((long)m * M->heads, a0, a1);
-    for (long u = a0; u < a1; u++) {
-      const long i = u % m, h = u / m, at = i * W.queries + h * D;
-      attend(M, l, h * M->kv_heads / M->heads, P->pages[P->text[i]], queries + at, P->whole[i],
-             P->mask ? P->mask + i * P->masked : NULL, P->masked, scores, attended + at);
-    }
-    meet(team);
-    into_stream(M, &layer->out, layer->after_attention, attended, W.queries, m, stream, y, W.hidden, me, team);
+    meet(team, n);
+    into_stream(M, &layer->out, layer->after_attention, attended, m, stream, y, me, n, team);
     if (!M->parallel)
-      for (int i = 0; i < m; i++) normalise(M, layer->before_mlp, stream + i * W.hidden, H, normed + i * W.hidden);
-    const long each = M->gated ? 2 : 1;
-    PART(up_to(W.mlp) / L, m0, m1);
-    for (long k = m0, next; k < m1; k = next) { /* some blocks at once, whose factors stay in the cache */
-      next = k + CHUNK / each < m1 ? k + CHUNK / each : m1;
-      multiply(&layer->up, normed, W.hidden, m, k * each, next * each, factors, CHUNK * L, 0);
+      for (int i = 0; i < m; i++) normalise(M, layer->before_mlp, row(stream, i), H, row(normed, i));
+    const long of_mlp = inner.stride / L, end = TO(of_mlp);
+    for (long k = FROM(of_mlp), next; k < end; k = next) { /* some blocks at once, whose factors stay in the cache */
+      next = k + CHUNK / each < end ? k + CHUNK / each : end;
+      multiply(&layer->up, normed, m, k * each, next * each, factors, 0);
       for (int i = 0; i < m; i++)
         for (long j = k; j < next; j++) {
-          const float *of = factors + (i * CHUNK + (j - k) * each) * L;
-          store(inner + i * W.mlp + j * L, M->gated ? activated(M, load(of)) * load(of + L) : activated(M, load(of)));
+          const float *of = row(factors, i) + (j - k) * each * L;
+          const vec active = activated(M, load(of));
+          store(row(inner, i) + j * L, M->gated ? active * load(of + L) : active);
         }
     }
-    meet(team);
-    into_stream(M, &layer->down, layer->after_mlp, inner, W.mlp, m, stream, y, W.hidden, me, team);
+    meet(team, n);
+    into_stream(M, &layer->down, layer->after_mlp, inner, m, stream, y, me, n, team);
     if (P->outputs[l])
-      for (long i = mine; i < not_mine; i++) memcpy(P->outputs[l] + i * H, stream + i * W.hidden, H * sizeof(float));
+      for (long i = FROM(m); i < TO(m); i++) memcpy(P->outputs[l] + i * H, row(stream, i), H * sizeof(float));
   }
-  for (int i = 0; i < P->n_logits; i++) normalise(M, M->last, stream + P->wanted[i] * W.hidden, H, x + i * W.hidden);
-  PART(up_to(P->n_logits ? M->ids : 0) / L, o0, o1);
-  multiply(&M->head, x, W.hidden, P->n_logits, o0, o1, P->logits + o0 * L, up_to(M->ids), 0);
-  for (long j = o0 * L; M->logit_cap > 0 && j < o1 * L; j += L)
+  for (int i = 0; i < P->n_logits; i++) normalise(M, M->last, row(stream, P->wanted[i]), H, row(x, i));
+  const Rows logits = {P->logits, up_to(M->ids)};
+  const long blocks = P->n_logits ? logits.stride / L : 0;
+  multiply(&M->head, x, P->n_logits, FROM(blocks), TO(blocks), from_block(logits, FROM(blocks)), 0);
+  for (long b = FROM(blocks); M->logit_cap > 0 && b < TO(blocks); b++)
     for (int i = 0; i < P->n_logits; i++) {
-      float *o = P->logits + i * up_to(M->ids) + j;
+      float *o = row(logits, i) + b * L;
       store(o, M->logit_cap * hyperbolic_tangent(load(o) / M->logit_cap));
     }
-  free(x);
+  free(own);
 }
-/* Returns 0, and does nothing, where an id has no embedding. */
-int forward(const Pass *P, int threads) {
-  for (int i = 0; P->ids && i < P->m; i++) if ((uint64_t)P->ids[i] >= (uint64_t)P->model->known) return 0;
-  Team team = {.n = 1};
-#ifdef _OPENMP
-#pragma omp parallel num_threads(threads)
-  {
-#pragma omp single
-    team.n = omp_get_num_threads();
-    run_pass(P, omp_get_thread_num(), &team);
+/* Make a pass, or return 0 where an id or a position has no embedding. */
+static int one_pass(const Pass *P, int threads) {
+  const Model *M = P->model;
+  for (int i = 0; i < P->m; i++) {
+    if (P->ids && (uint64_t)P->ids[i] >= (uint64_t)M->known) return 0;
+    if (M->places && P->token[i].position >= M->positions) return 0;
   }
-#else
-  run_pass(P, 0, &team);
-#endif
+  const long heads = (3 * M->heads + 2 * M->kv_heads) * M->head_size; /* of queries to values, and what they read */
+  const long numbers = 2 * M->hidden + heads + M->mlp + M->rotaries * M->turned + 7 * L; /* in seven whole rows */
+  float *shared = malloc(sizeof(float) * P->m * numbers);
+  Team team = {0};
+#pragma omp parallel num_threads(threads)
+  run_pass(P, shared, omp_get_thread_num(), omp_get_num_threads(), &team);
+  free(shared);
   return 1;
 }
-
-/* k passes over one text, each over the most probable one of the first n ids after the pass before: the first among
-   equals, one that is no number before all. tokens, highest: (k) these ids and their logits. */
-int chain(Pass *P, int threads, int k, int n, int64_t *tokens, float *highest) {
+/* A pass, or with k > 0 a chain over one text: k passes, each over the most probable one of the first n ids after the
+   pass before: the first among equals, no number before all. tokens, highest: (k) these ids and their logits. */
+int forward(Pass *P, int threads, int k, int n, int64_t *tokens, float *highest) {
+  if (!one_pass(P, threads)) return 0;
   for (int i = 0; i < k; i++) {
-    if (!forward(P, threads)) return 0;
     int best = 0;
     for (int j = 1; j < n; j++) if (P->logits[j] > P->logits[best] || P->logits[j] != P->logits[j]) best = j;
     tokens[i] = best, highest[i] = P->logits[best];
-    P->ids = tokens + i, P->wanted = P->text; /* of one text, all zeros */
-    P->position += P->m, P->row += P->m, P->whole += P->m, P->m = 1;
+    P->ids = tokens + i, P->token += P->m, P->wanted = &P->token->text, P->m = 1; /* of one text: 0 */
+    if (i < k - 1 && !one_pass(P, threads)) return 0;
   }
   return 1;
-}
-
-/* Copy the keys and values of one row of a text over those of another one, in all layers. */
-void move(const Model *M, float **pages, int from, int to) {
-  for (int u = 0; u < M->layers * M->kv_heads; u++) {
-    float *a = pages[from / PAGE] + u * page_part(M), *b = pages[to / PAGE] + u * page_part(M);
-    for (int d = 0; d < M->head_size; d++) key_at(M, b, to)[d * L] = key_at(M, a, from)[d * L];
-    memcpy(value_at(M, b, to), value_at(M, a, from), M->head_size * sizeof(float));
-  }
 }

@@ -5,7 +5,8 @@ exact. The library's own cache drops what leaves a window; here it keeps that un
 """
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -54,25 +55,20 @@ def masks(mask: Tensor, window: Window | None, n_held: int | None = None) -> Any
     return windowed if window.everywhere else {"full_attention": mask, "sliding_attention": windowed}
 
 
-class RecordedUpdate:
-    """The `update` of a sliding-window layer that keeps what leaves its window until it is cropped. all_rows: give
-    attention all that the layer holds, else its window and this pass (transformers 5.17 always gives all)."""
-
-    def __init__(self, layer: Any):
-        self._layer, self._update, self.all_rows = layer, layer.update, False
-
-    def __call__(self, key_states: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        keys, values = self._update(key_states, *rest, **options)
-        if self.all_rows:
-            return self._layer.keys, self._layer.values
-        n_read = self._layer.sliding_window - 1 + key_states.shape[-2]
-        return keys[:, :, -n_read:], values[:, :, -n_read:]
+def _update(layer: Any, update: Callable, key_states: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    """Give attention the window of a layer and this pass, or all that it holds (transformers 5.17 always gives all)."""
+    keys, values = update(key_states, *rest, **options)
+    if layer.reads_all:
+        return layer.keys, layer.values
+    n_read = layer.sliding_window - 1 + key_states.shape[-2]
+    return keys[:, :, -n_read:], values[:, :, -n_read:]
 
 
 def keep_what_leaves(cache: Cache) -> None:
+    """Let layers with sliding windows keep what leaves these until it is cropped."""
     cache.activate_past_recording()
     for layer in sliding(cache):
-        layer.update = RecordedUpdate(layer)
+        layer.update, layer.reads_all = functools.partial(_update, layer, layer.update), False
 
 
 def sliding(cache: Cache) -> list[Any]:
@@ -82,15 +78,12 @@ def sliding(cache: Cache) -> list[Any]:
 @contextlib.contextmanager
 def reading_all_rows(cache: Cache) -> Iterator[list[Any]]:
     """Inside, a pass reads all rows that layers with windows hold; gives these layers. A pass needs it in which other
-    tokens stand between those that a token reads: its window reaches further back. RuntimeError where these layers do
-    not keep what leaves the window."""
+    tokens stand between those that a token reads: its window reaches further back."""
     layers = sliding(cache)
-    if not all(isinstance(layer.update, RecordedUpdate) for layer in layers):
-        raise RuntimeError("a layer with a sliding window does not keep what leaves it")
     for layer in layers:
-        layer.update.all_rows = True
+        layer.reads_all = True
     try:
         yield layers
     finally:
         for layer in layers:
-            layer.update.all_rows = False
+            layer.reads_all = False

@@ -7,7 +7,7 @@ An extension can be deleted: no room below names it or imports it, and no extens
                   a folder that brings a command alone has none
     __main__.py   the extension's own command, `python -m speclab.extensions.NAME`, with its own flags
     recipe.py     where it brings a kind of draft that is trained: RECIPES for `python -m training.heads`
-    tests/        its tests; its mutants stand in tests/mutants.txt or mutants.py
+    tests/        its tests; its mutants stand in tests/mutants.txt
 
 `python -m speclab.extensions` lists the commands. `python -m tools.extensions` deletes each folder in a copy of the
 project and checks that the rest still works; `make lint` runs it.

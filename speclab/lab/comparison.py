@@ -14,7 +14,7 @@ from typing import TypeVar
 from speclab.core.rules import TOKEN
 from speclab.drafts import registry
 from speclab.lab.harness import Measurement, measure, mixed
-from speclab.lab.known_texts import CostTable, calibrated, note_own_rates, probs_of_texts, rounds_of_texts
+from speclab.lab.known_texts import CostTable, calibrated, probs_of_texts, rounds_of_texts
 from speclab.lab.output_checks import judge
 from speclab.lab.rows import Predicted, rows_of
 from speclab.lab.run_config import RunConfig
@@ -46,7 +46,7 @@ def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement]:
         if not measured.interrupted:
             device, dtype = config.setup.device, config.setup.dtype
             if not is_mixture_of_experts(model := config.setup.target.model):  # whose passes read more or fewer experts
-                run.weight_bytes = weights_read(model)[1] - config.setup.target.bytes_spared
+                run.weight_bytes = weights_read(model)[1] - getattr(config.setup.target.fast, "bytes_spared", 0)
             run.bandwidth = max(bandwidth(block_bytes(device), device, dtype, repeats=3).values())
     run.interrupted = measured.interrupted
     return run, measured
@@ -64,9 +64,6 @@ def measure_and_judge(
     bench = config.bench(max_new_tokens)
     measured = measure(bench, arms, config.temperatures, prompts or config.prompts, config.repeats, instruments, title)
     judge(measured)
-    if not measured.unchecked:
-        with measured.kept("the texts are checked, the drafts' own columns are not measured"):
-            note_own_rates(measured)
     return measured
 
 
@@ -146,7 +143,7 @@ def padded_size(config: RunConfig, bytes_a_second: float) -> str | None:
     setup, chosen = config.setup, None
     free, in_c = free_memory(setup.device), setup.engine == "c"  # which has a copy of its own, of half as many bytes
     for size in SIZES:
-        n_bytes = sizes.parse_name(size).n_parameters * setup.dtype.itemsize
+        n_bytes = sizes.millions_of(size) * 10**6 * setup.dtype.itemsize
         fits = free is None or n_bytes * (1.5 if in_c else 1) * (1 + 1 / DRAFT_SHARE) <= USABLE * free
         if fits and READINGS * n_bytes / (2 if in_c else 1) <= SECONDS * bytes_a_second:
             chosen = size
@@ -156,9 +153,8 @@ def padded_size(config: RunConfig, bytes_a_second: float) -> str | None:
 def padded_kinds(kinds: list[str], size: str) -> list[str]:
     """Return `--draft` for a target of this size: the lab's draft at a tenth of it; lookups and the lab's head stay;
     others are left out."""
-    target, rows = sizes.parse_name(size), size.partition(":v")[2]
-    tenth = [name for name, (n, *_) in sizes.SIZES.items() if n * DRAFT_SHARE == target.n_parameters]
-    drafts = [f"lab:{name}" + f":v{rows}" * bool(rows) for name in tenth]
+    tenth = [name for name, (n, *_) in sizes.SIZES.items() if n * DRAFT_SHARE == sizes.millions_of(size)]
+    drafts = [f"lab:{name}" for name in tenth if sizes.rows_of(name) == sizes.rows_of(size)]
     usable = ("model", "feature", "hybrid", *registry.lookups())
     return [drafts[0] if kind == "model" else kind for kind in kinds if kind in usable]
 
@@ -170,7 +166,6 @@ def short_config(config: RunConfig, target: str, engine: str, kinds: list[str]) 
     """
     setup = config.setup
     other = load_setup(target, setup.sampling_at(0.0), setup.device.type, setup.dtype_name, engine)
-    other.reasons = setup.reasons | {"engine": other.reasons["engine"]}
     return replace(
         config,
         setup=other,

@@ -8,7 +8,6 @@ that replaces it belong together. No end token is looked for: timed runs have no
 
 import copy
 import functools
-import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,10 +21,9 @@ from speclab.drafts.heads.rollout import target_pass
 from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions
-from speclab.models.cached import CachedModel
-from speclab.models.checking.uncached import distributions
+from speclab.models.cached import CachedModel, distributions
 from speclab.models.prompts import Prompt
-from speclab.records.rows import Arm, RoundCounts, as_written
+from speclab.records.rows import Arm, RoundCounts
 from speclab.theory.attribution import Text
 from speclab.theory.costs import Costs, fit
 from speclab.theory.forecast import AcceptProbs
@@ -37,20 +35,6 @@ ProbsOfText = Callable[[str, float, int, Text], AcceptProbs]  # (draft, temperat
 def calibrated(measured: Measurement) -> CostTable:
     """Return the costs from the instrumented decodings; empty where there are none."""
     return fit(measured.rounds, measured.steps) if measured.rounds and measured.steps else {}
-
-
-def note_own_rates(measured: Measurement) -> None:
-    """Put into every line the shares that only its kind of draft has (`Drafter.own_rates`)."""
-    bench = measured.bench
-    for line in measured.lines:
-        if not line.arm.speculative or line.arm.draft not in bench.drafters:
-            continue
-        prompt, sampling = measured.prompts[line.prompt_index].id_list, bench.setup.sampling_at(line.temperature)
-        sums: dict[str, float] = {}
-        for part, text in itertools.product(bench.drafters[line.arm.draft].parts, line.texts):
-            for name, share in part.own_rates(bench.setup.target, prompt, text, sampling).items():
-                sums[name] = sums.get(name, 0.0) + share
-        line.own_rates = {name: as_written(total) for name, total in sums.items()} or None
 
 
 def accept_probs(
@@ -82,7 +66,7 @@ class KnownText:
     """An engine that computes nothing: its logits are 1 for the text's own next token, and 0 for every other one. It is
     `CachedModel.fast`, and the backend of one decoding, too. prompt: (1, prompt length) ids. text: the new ones."""
 
-    name, graphed, bytes_spared = "known text", False, 0
+    name = "known text"
     n_replays = n_single = 0
 
     def __init__(self, target: CachedModel, prompt: Tensor, text: Iterable[int]):

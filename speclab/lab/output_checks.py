@@ -9,7 +9,7 @@ import torch
 from speclab.core.law import Place
 from speclab.core.rules import Rule
 from speclab.lab.harness import Measurement
-from speclab.models.checking.uncached import distributions
+from speclab.models.cached import distributions
 from speclab.records.rows import BASELINE, Arm, RoundCounts, as_written
 from speclab.theory import losslessness
 

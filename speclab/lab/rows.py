@@ -65,8 +65,6 @@ def row_of(
     baseline_prefill, prefill = (sum(sum(s.prefill_seconds) for s in side) for side in zip(*pairs, strict=True))
     one_length = None if arm.auto or arm.branches else arm.draft_length  # the formula knows one length, and no branches
     distances = [s.distance for s in own if s.distance is not None]
-    shares = [s.own_rates for s in own if s.own_rates]
-    heads = shares[0] if len(shares) == len(pairs) else ()
     has_texts = temperature == 0 and all(one.texts for pair in pairs for one in pair)
     row = Row(
         method=arm.method,
@@ -94,7 +92,6 @@ def row_of(
         book_formula_drafted_fraction=_book(counts.drafted_fraction, one_length),
         lossy_rule=decoded[0].lossy_rule,
         total_variation=sum(distances) / counts.n_emitted if len(distances) == len(pairs) else None,
-        own_rates={head: sum(sums[head] for sums in shares) / counts.n_emitted for head in heads} or None,
         same_as_baseline=all(b.texts == s.texts for b, s in pairs) if has_texts else None,
         verdict=verdict(before / seconds, low, high, floor) if arm.speculative else None,
     )

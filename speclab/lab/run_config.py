@@ -101,7 +101,7 @@ class RunConfig:
                 "seed": self.seed,
                 "top_k": self.setup.sampling.top_k,
                 "top_p": self.setup.sampling.top_p,
-                "reasons": self.setup.reasons,
+                "why_engine": self.setup.why_engine,
                 "unapplied_generation_settings": self.setup.unapplied,
                 **{name: value for name, value in optional.items() if value},
             },

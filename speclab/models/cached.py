@@ -16,9 +16,6 @@ One round with k = 4 drafted tokens of which 2 are accepted, in tokens:
 
 Where all 4 are accepted, the target's cache ends with L + 4 tokens and the draft's with L + 3: draft 4 was never fed to
 it, and goes in first in the next round.
-
-A kind of draft that is read in another way brings the way along (`Draft.verified_by`); `run` makes a pass of another
-kind.
 """
 
 import contextlib
@@ -32,7 +29,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from speclab.core.rounds import Decided, Draft
-from speclab.core.sampling import to_device
+from speclab.core.sampling import Sampling, to_device
 from speclab.engines.eager import EagerBackend
 from speclab.models.family import Room, family_of
 from speclab.system.errors import EnvironmentProblem, UsageProblem
@@ -49,36 +46,30 @@ class CachedModel:
     """Runs passes of a language model over one text, and keeps its cache.
 
     vocab_size: logits of higher ids are cut off, so those are never emitted: a target is cut at its tokenizer's ids, a
-    draft at its target's. Models of one family may pad their output layers differently (Qwen2.5 7B: 152,064 rows, 0.5B:
-    151,936).
-    n_ids: ids that have an embedding; no other can go into a pass.
-    family: what is different in this kind of models (speclab/models/family.py).
-    max_length: positions of a text, prompt and output together; None where the model has no limit.
+    draft at its target's. Models of one family may pad their output layers differently (Qwen2.5).
     fast: the same model in the form of another engine than the eager one (speclab/models/engine_choice.py).
-    hidden_layers: decoder layers, from 0, whose outputs a draft reads; every decoding keeps them, the baseline too, so
-    that both arms run on the same engine.
-    length: tokens in the cache. n_last: those of them that are of the last pass.
-    keeps: the rule by which `commit` rolls back: (tokens in the cache, committed tokens) -> tokens that stay.
+    length: tokens in the cache. n_last: those of them that are of the last pass. n_passes: passes since `prefill`, that
+    one included, without replays.
     """
 
     def __init__(self, model: PreTrainedModel, vocab_size: int | None = None, fast: "FastModel | None" = None):
         self.model, self.fast = model.eval(), fast
         self.device: torch.device = model.device  # that holds the weights; the library looks through all of them for it
         n_rows = model.config.get_text_config().vocab_size
-        self.n_ids = embedded_ids(model)
+        self.n_ids = embedded_ids(model)  # no other id can go into a pass
         self.vocab_size = min(vocab_size or n_rows, n_rows, self.n_ids)
         self.family = family_of(model)
         self._room = self.family.room(model)
-        self.max_length = self._room.text
-        self._n_calls = 0  # passes since `prefill`, that one included
+        self.max_length = self._room.text  # positions of prompt and output together; None: no limit
+        # Decoder layers whose outputs a draft reads. The baseline keeps them too, so both arms run on the same engine.
         self.hidden_layers: tuple[int, ...] = ()
         self._backend: Backend | None = None
-        self.keeps: Callable[[int, int], int] = tokens_to_keep
-        self.length = self.n_last = 0
+        self.keeps: Callable[[int, int], int] = tokens_to_keep  # the rule by which `commit` rolls back
+        self.length = self.n_last = self.n_passes = 0
         self._n_committed = 0  # tokens that are final
 
     def __deepcopy__(self, memo: object = None) -> "CachedModel":
-        """A drafter is copied with its model: the weights are shared, the cache is the copy's own."""
+        """Return a twin that shares the weights, with a cache of its own: a drafter is copied with its model."""
         twin = type(self)(self.model, self.vocab_size, self.fast)
         twin.hidden_layers = self.hidden_layers
         return twin
@@ -90,37 +81,21 @@ class CachedModel:
         return "eager" if self.fast is None else self.fast.name
 
     @property
-    def bytes_spared(self) -> int:
-        """Return the bytes of the weights that a pass reads in less than their dtype takes."""
-        return 0 if self.fast is None else self.fast.bytes_spared
-
-    @property
-    def graphed(self) -> bool:
-        return self.fast is not None and self.fast.graphed
-
-    @property
     def room(self) -> Room:
         """Return the room of a text: the positions that the model has, with `max_length` as the limit."""
         return replace(self._room, text=self.max_length)
 
     @property
     def n_replays(self) -> int:
-        """Return the number of passes since `prefill` that read accepted tokens once more: some backends cannot crop
-        all layers."""
+        """Return the passes since `prefill` that read accepted tokens once more: some layers cannot be cropped."""
         return 0 if self._backend is None else self._backend.n_replays
-
-    @property
-    def n_passes(self) -> int:
-        """Return the number of forward passes since `prefill`, that one and replays included."""
-        return self._n_calls + self.n_replays + (0 if self._backend is None else self._backend.n_single)
 
     def replace_unknown(self, ids: Tensor) -> Tensor:
         """Return the same ids, with the model's last one in the place of those that it has no embedding for."""
         return ids.clamp(max=self.n_ids - 1)
 
     def prepare(self, widths: Iterable[int], longest: int) -> None:
-        """Take the widths that passes will have, and how long texts become; CUDA graphs of them are recorded with a
-        prefill."""
+        """Take the widths that passes will have, and how long texts become, for CUDA graphs."""
         if self.fast is not None:
             self.fast.prepare(widths, longest)
 
@@ -131,7 +106,7 @@ class CachedModel:
         self._backend = new(self.hidden_layers)
         with torch.inference_mode():
             logits = self.backend.prefill(prompt)
-        self.length, self._n_calls = self.room.length_after(prompt.shape[1]), 1
+        self.length, self.n_passes = self.room.length_after(prompt.shape[1]), 1
         self._n_committed = self.length + 1
         return logits[..., : self.vocab_size]
 
@@ -176,7 +151,7 @@ class CachedModel:
         with torch.inference_mode():
             found = run(tokens, self.length, k, self.vocab_size)
         self.length, self.n_last = self.length + tokens.shape[1] + k - 1, tokens.shape[1] if k == 1 else 1
-        self._n_calls += k
+        self.n_passes += k
         return found
 
     def run(self, n_tokens: int, one_pass: Callable[["Backend", int], Tensor]) -> Tensor:
@@ -186,7 +161,7 @@ class CachedModel:
         with contextlib.nullcontext() if torch.is_inference_mode_enabled() else torch.inference_mode():
             logits = one_pass(self.backend, self.length)
         self.length, self.n_last = self.length + n_tokens, n_tokens
-        self._n_calls += 1
+        self.n_passes += 1
         return logits if logits.shape[-1] == self.vocab_size else logits[..., : self.vocab_size]
 
     def keep(self, path: list[int]) -> None:
@@ -245,9 +220,24 @@ def check_prompt(model: CachedModel, prompt: Tensor, max_new_tokens: int) -> Non
 
 
 def embedded_ids(model: PreTrainedModel) -> int:
-    """Return the number of ids that can go into a pass: the rows of the input embedding, which may be fewer than the
-    output's."""
+    """Return the rows of the input embedding, which may be fewer than the output's: no other id can go into a pass."""
     try:
         return int(model.get_input_embeddings().weight.shape[0])  # type: ignore[index]
     except (AttributeError, NotImplementedError):  # no such method, or no single matrix
         return model.config.get_text_config().vocab_size
+
+
+@torch.inference_mode()
+def distributions(
+    model: PreTrainedModel, prompt: list[int], tokens: list[int], sampling: Sampling, vocab_size: int
+) -> Tensor:
+    """Return the distribution at the place of each of `tokens`, from one uncached pass.  -> (n, vocab_size), on the
+    CPU. Ids that a draft model lacks have probability 0, and so has everything after its context."""
+    cached = CachedModel(model, vocab_size)
+    n_before = cached.room.length_after(len(prompt))
+    n = len(tokens) if cached.max_length is None else min(len(tokens), cached.max_length - n_before + 1)
+    parts = (torch.tensor([ids], dtype=torch.long, device=model.device) for ids in (prompt, tokens[: n - 1]))
+    before, text = map(cached.replace_unknown, parts)
+    logits = cached.family.logits_after(model, before, text, None)[0, :, : cached.vocab_size]
+    probs = sampling.probs(logits).cpu()  # (n, ids that the model has)
+    return torch.nn.functional.pad(probs, (0, vocab_size - probs.shape[1], 0, len(tokens) - n))

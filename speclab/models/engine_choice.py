@@ -1,15 +1,14 @@
 """The choice of the engine that runs a model, the same for both arms: `eager`, `c` on a CPU, `graphs` on CUDA.
 
 `eager` is the model as its library runs it, and right for every model. `c` (speclab/engines/c_pass.py) needs a C
-compiler and a family that it knows, `graphs` (speclab/engines/cuda/) a GPU of CUDA. `auto` takes the one of the device
-where it can be had, and `eager` elsewhere. No clock has a say in it, so two runs on one machine are comparable. Before
-an engine is taken, it is held against the model's own uncached logits.
+compiler and a family that it knows. `auto` takes the one of the device where it can be had, and `eager` elsewhere. No
+clock has a say in it, so two runs on one machine are comparable. An engine is held against the model's own uncached
+logits before it is taken.
 """
 
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeAlias
 
 from transformers import PreTrainedModel
 
@@ -19,29 +18,26 @@ from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.engines.parts import parts_of
 from speclab.models.cached import CachedModel
 from speclab.models.checking import checks
-from speclab.models.family import NoFastBackend, context_length, family_of
-from speclab.models.outside import placement
+from speclab.models.family import NoFastBackend, family_of
+from speclab.models.memory import why_eager
 from speclab.system.errors import first_line, is_out_of_memory
-
-if TYPE_CHECKING:
-    FastModel: TypeAlias = CModel | GraphedModel
 
 ASKED_FOR = "asked for"
 SHORT = 16  # tokens that a sliding window reads in the check of an engine, where it reads more
+FastModel = CModel | GraphedModel
 
 
-def choose(model: PreTrainedModel, wish: str) -> "tuple[FastModel | None, str]":
-    """Return the form of a model for the engine that is wished for (auto, c, graphs or eager), None for `eager`; and
-    why, in a few words. Where an engine cannot run the model, it runs eagerly, and the words say why."""
-    on_cuda = runs_on_graphs(model)
+def choose(model: PreTrainedModel, wish: str) -> tuple[FastModel | None, str]:
+    """Return the form of a model for the engine that is wished for, None for `eager`; and why, in a few words. Where an
+    engine cannot run the model, it runs eagerly."""
     if wish == "eager":
         return None, ASKED_FOR
-    if wish != "auto" and on_cuda != (wish == "graphs"):
+    if wish != "auto" and runs_on_graphs(model) != (wish == "graphs"):
         return None, f"the engine {wish} is for {'CUDA' if wish == 'graphs' else 'a CPU'}"
     fast, why = build(model)
     if fast is None:
         return None, why
-    usual = "CUDA graphs of the library's own pass" if on_cuda else "a whole pass in C"
+    usual = "CUDA graphs of the library's own pass" if runs_on_graphs(model) else "a whole pass in C"
     return fast, "; ".join(filter(None, (ASKED_FOR if wish != "auto" else usual, why)))
 
 
@@ -49,9 +45,9 @@ def runs_on_graphs(model: PreTrainedModel) -> bool:
     return model.device.type == "cuda"
 
 
-def build(model: PreTrainedModel) -> "tuple[FastModel | None, str]":
+def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
     """Return a model in the form of its device's engine, checked; or None and why there is none."""
-    if why := family_of(model).why_eager or placement.why_eager(model):
+    if why := family_of(model).why_eager or why_eager(model):
         return None, f"{model.config.model_type} runs eagerly: {why}"
     makers: list[Callable[[PreTrainedModel], FastModel]] = [on_c]
     if runs_on_graphs(model):  # parts that cannot be compiled are no reason to go without graphs
@@ -73,15 +69,13 @@ def build(model: PreTrainedModel) -> "tuple[FastModel | None, str]":
 
 
 def on_c(model: PreTrainedModel) -> CModel:
-    """Return a model in the form of the engine `c`. Raises NoFastBackend where there is none."""
-    return CModel(parts_of(model), context_length(model))
+    return CModel(parts_of(model))
 
 
-def check(model: PreTrainedModel, fast: "FastModel") -> None:
-    """Decode a few tokens through the engine and compare with the model's own uncached logits. Rejected tokens are fed
-    and rolled back on the way, and the text outgrows a page, with CUDA graphs a bucket, and sliding windows. Raises
-    NoFastBackend where the logits differ by more than rounding explains."""
-    n_last, one = sum(checks.WIDTHS), (1,) * sum(checks.WIDTHS)
+def check(model: PreTrainedModel, fast: FastModel) -> None:
+    """Decode a few tokens through the engine and raise NoFastBackend where the logits are not the model's own uncached
+    ones. Rejected tokens are fed and rolled back on the way, and the text outgrows a page, a bucket and windows."""
+    n_last = sum(checks.WIDTHS)
     n_tokens = cuda_graphs.BUCKET + 8 if isinstance(fast, GraphedModel) else fast.page + n_last
     with short_windows(model, fast):
         text = checks.random_text(model, n_tokens)
@@ -89,16 +83,16 @@ def check(model: PreTrainedModel, fast: "FastModel") -> None:
         rounds, steps = (CachedModel(model, fast=fast) for _ in range(2))
         for found in (
             checks.cached_logits(rounds, text, wrong=checks.WRONG),
-            checks.cached_logits(steps, text, one, one_pass=checks.one_step),
+            checks.cached_logits(steps, text, one_pass=checks.one_step),
         ):
             if difference := checks.unexplained(model, found, right):
                 raise NoFastBackend(f"its logits are off by {difference}")
 
 
 @contextlib.contextmanager
-def short_windows(model: PreTrainedModel, fast: "FastModel") -> Iterator[None]:
+def short_windows(model: PreTrainedModel, fast: FastModel) -> Iterator[None]:
     """While this is open, sliding windows read SHORT tokens at most, in the library's passes and in the engine's: a
-    text that outgrows a window of thousands would take minutes. Then the engine forgets what it has recorded."""
+    text that outgrows a window of thousands would take minutes."""
     config, usual = model.config.get_text_config(), fast.largest_window
     if usual > SHORT:
         own, config.sliding_window = config.sliding_window, SHORT

@@ -1,9 +1,9 @@
 """The questions that the lab asks of a family of models, once for each model, and the families that there are.
 
-`Family` itself stands for the models that the lab decodes without any extension: a decoder alone, whose layers keep
-keys and values of each token, so that a rollback drops the last ones. An extension adds a family that has other passes,
-another cache or another room: a subclass, named by its register.py in `extensions.FAMILIES`. What no family claims is
-treated as a decoder alone, and speclab/models/checking/checks.py proves whether it is one.
+`Family` itself stands for a decoder alone, whose layers keep keys and values of each token, so that a rollback drops
+the last ones. An extension adds a family with other passes, another cache or another room: a subclass, named by its
+register.py in `extensions.FAMILIES`. What no family claims is treated as a decoder alone, and
+speclab/models/checking/checks.py proves whether it is one.
 """
 
 import pkgutil
@@ -26,25 +26,19 @@ _layers: weakref.WeakKeyDictionary[nn.Module, list] = weakref.WeakKeyDictionary(
 
 
 class NoFastBackend(Exception):
-    """The reason, in one line, why a model cannot run on a fast backend, or why its keys and values cannot lie in
-    buffers."""
+    """The reason, in one line, why a model runs on no fast backend, or its keys and values cannot lie in buffers."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """The number of positions that a model has.
+    """The number of positions that a model has."""
 
-    text: positions of the prompt and the output together; None where the model sets no limit.
-    rope: the kind of rotary positions whose factors change behind `text`, "" where no such change is the limit.
-    """
-
-    text: int | None
-    rope: str = ""
+    text: int | None  # of the prompt and the output together; None where the model sets no limit
+    rope: str = ""  # the kind of rotary positions whose factors change behind `text`, where that is the limit
 
     @property
     def reason(self) -> str:
-        """Return the reason why the text ends there although the model reads longer ones, worded to follow the number;
-        "" if it does not."""
+        """Return why a longer text would need another model, worded to follow the number."""
         why = f" (its rope_type is {self.rope}: after it the factors of all positions change, so cached keys would be "
         return self.rope and why + "those of another model)"
 
@@ -59,62 +53,51 @@ class Room:
     def check(self, n_prompt: int, max_new_tokens: int) -> None:
         """Raise UsageProblem for a prompt of `n_prompt` tokens that does not fit, or leaves no room for the output."""
         if self.text is not None and n_prompt + max_new_tokens > self.text:
-            left = self.text - n_prompt
             raise UsageProblem(
                 f"prompt of {n_prompt} tokens and {max_new_tokens} new ones do not fit the model's context of "
-                f"{self.text}{self.reason}; shorten the prompt" + f" or ask for at most {left} new tokens" * (left > 0)
+                f"{self.text}{self.reason}; shorten the prompt or ask for at most "
+                f"{max(0, self.text - n_prompt)} new tokens"
             )
 
 
-def check_draft_prompts(
-    room: Room,
-    prompts: Sequence[list[int]],
-    max_new_tokens: int,
-    read_as: Callable[[list[int]], list[int]],
-    whose: str,
-) -> str | None:
-    """Raise UsageProblem where a prompt, as a draft model reads it, does not fit its room. whose: whose tokens these
-    are.  -> what the user should know where the new tokens reach the end of the room, or None"""
-    longest, n = max(((len(read_as(prompt)), len(prompt)) for prompt in prompts), key=lambda pair: pair[0])
-    most = room.for_prompt()
+def check_draft_prompts(room: Room, lengths: Sequence[int], max_new_tokens: int) -> str | None:
+    """Raise UsageProblem where a prompt, of so many tokens to a draft model, does not fit its room.  -> what the user
+    should know where the new tokens reach the end of the room, or None"""
+    longest, most = max(lengths), room.for_prompt()
     if most is not None and longest > most:
         raise UsageProblem(
-            f"a prompt has {longest}{whose} and the draft model's context only {most}{room.reason}; shorten the prompt "
-            "or use the draft ngram"
+            f"a prompt has {longest} of the draft's tokens and the draft model's context only {most}{room.reason}; "
+            "shorten the prompt or use the draft ngram"
         )
-    # The new ones in its own tokens, where it cuts them as it cuts the prompt.
-    end = room.length_after(longest) + max_new_tokens * longest / n
-    if room.text is None or end <= room.text + 1:
+    if room.text is None or room.length_after(longest) + max_new_tokens <= room.text + 1:
         return None
     context = f"the draft model's context is {room.text} tokens{room.reason}"
     return f"{context}: near and beyond it rounds draft fewer, or none"
 
 
 def with_table(room: Room, model: nn.Module) -> Room:
-    """Return the room, made no larger than the model's table of positions: with a padding index, fewer positions than
-    rows can be used."""
+    """Return the room, no larger than the model's table of positions, in which a padding index takes rows."""
     tables = (m for name, m in model.named_modules() if "position" in name and isinstance(m, nn.Embedding))
     rows = [m.num_embeddings - m.padding_idx - 1 for m in tables if m.padding_idx is not None]
     return replace(room, text=min((n for n in (room.text, *rows) if n), default=None))
 
 
 def configured_room(config: PreTrainedConfig, names: tuple[str, ...] = ()) -> Room:
-    """Return the number of positions that the config names, before weights are read, up to the border of its rotary
-    factors, where it has one. names: that the number may have, beside the usual ones; they come first.
+    """Return the number of positions that the config names, up to the border of its rotary factors, where it has one:
+    keys that were cached before it would be wrong after it. names: that the number may have; they come first.
 
     "longrope" has other factors for texts beyond its original length, and "dynamic" has others for every length beyond
-    the named one. The keys that were cached before the border would be wrong after it. Layers may have different kinds.
+    the named one. Layers may have different kinds.
     """
     config = config.get_text_config()
     room = Room(named_positions(config, names))
     rope = getattr(config, "rope_parameters", None) or {}
     for part in (rope, *rope.values()):
         kind = part.get("rope_type") if isinstance(part, dict) else None
-        if kind == "longrope":
-            border = part.get("original_max_position_embeddings")
-            border = border or getattr(config, "original_max_position_embeddings", None)
-            if border and (room.text is None or border < room.text):
-                room = Room(border, kind)
+        original = getattr(config, "original_max_position_embeddings", None)
+        border = part.get("original_max_position_embeddings") or original if kind == "longrope" else None
+        if border and (room.text is None or border < room.text):
+            room = Room(border, kind)
         elif kind == "dynamic" and room.text and not room.rope:
             room = replace(room, rope=kind)
     return room
@@ -127,24 +110,16 @@ def named_positions(config: PreTrainedConfig, names: tuple[str, ...] = ()) -> in
 
 
 class Family:
-    """A decoder alone that keeps keys and values of each token. A subclass changes what is different in its family.
+    """A decoder alone that keeps keys and values of each token. A subclass changes what is different in its family."""
 
-    plural: how a refusal names models of the family.
-    loader: the library's class that loads them.
-    input_name: the name of the ids in the calls of the model's forward pass inside the library's `generate`.
-    crops: whether every layer keeps something for each token, so that the last tokens can be dropped.
-    one_text: whether prompt and output are one text for the model, each token of which reads those before it.
-    why_eager: why only the eager engine runs the models, "" where others may.
-    backend: makes the eager backend of one decoding from the model and the layers whose outputs it keeps; None for
-    `EagerBackend`.
-    """
-
-    plural = "causal language models"
+    plural = "causal language models"  # how a refusal names models of the family
     loader: Any = AutoModelForCausalLM
-    input_name = "input_ids"
-    crops = one_text = True
-    why_eager = ""
-    backend: Callable[[PreTrainedModel, Iterable[int]], Any] | None = None  # gives a Backend
+    input_name = "input_ids"  # of the forward pass inside the library's `generate`
+    crops = True  # every layer keeps something for each token, so that the last tokens can be dropped
+    one_text = True  # prompt and output are one text for the model, each token of which reads those before it
+    why_eager = ""  # why only the eager engine runs the models
+    # Makes the backend of one decoding from the model and the layers whose outputs it keeps; None for `EagerBackend`.
+    backend: Callable[[PreTrainedModel, Iterable[int]], Any] | None = None
 
     def claims(self, config: PreTrainedConfig) -> bool:
         return True
@@ -177,24 +152,18 @@ class Family:
         return None
 
     def logits_after(self, model: PreTrainedModel, prompt: Tensor, text: Tensor, n_last: int | None) -> Tensor:
-        """Return the logits of speclab/models/checking/uncached.py, from one pass without a cache: (1, m + 1, ids of
-        the output layer)."""
+        """Return the logits that speclab/models/checking/rounding.py describes."""
         options = {"logits_to_keep": n_last} if n_last else {}
         logits = model(input_ids=torch.cat([prompt, text], dim=1), use_cache=False, **options).logits
         return logits[:, -(text.shape[1] + 1) :]
 
     def n_prompt(self, n_tokens: int, n_compared: int) -> int:
-        """Return the number of tokens of a random text that are its prompt, where the logits of the last `n_compared`
-        are compared."""
+        """Return the tokens of a random text that are its prompt, where the last `n_compared` logits are compared."""
         return 1
 
     def weights(self, model: PreTrainedModel) -> list[nn.Parameter]:
         """Return the weights that a pass of decoding may read."""
         return list(model.parameters())
-
-    def layers_in_words(self, model: PreTrainedModel) -> str:
-        n_layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-        return "layers of several kinds" if n_layers is None else f"{n_layers} layer{'s' * (n_layers != 1)}"
 
     def head(self, model: PreTrainedModel) -> str:
         return ""  # one more line for the head of a run
@@ -218,9 +187,8 @@ def family_of(model: PreTrainedModel) -> Family:
 
 
 def check_family(model: PreTrainedModel, what: str, way_out: str, crops: bool = True) -> None:
-    """Raise UsageProblem for a model that a draft or a command cannot use. what: the draft or the command, as the user
-    gave it. It takes prompt and output as one text. With `crops`, it also needs a cache in which every layer keeps
-    something for each token."""
+    """Raise UsageProblem for a model that `what`, a draft or a command that takes prompt and output as one text, cannot
+    use. With `crops`, it also needs a cache in which every layer keeps something for each token."""
     family = family_of(model)
     if not family.one_text or (crops and not family.crops):
         raise UsageProblem(f"{what} does not know {family.plural}, and {model.config.model_type} is one; {way_out}")

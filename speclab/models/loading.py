@@ -8,17 +8,15 @@ speclab/models/checking/checks.py.
 import functools
 import io
 import os
-import socket
 import sys
-import urllib.parse
-import urllib.request
 import warnings
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import constants
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -29,12 +27,12 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from speclab.models import names, sources
+from speclab.models import names
 from speclab.models.checking.checks import check_model
-from speclab.models.family import Family, family_for, family_of
+from speclab.models.family import Family, family_for
+from speclab.models.generation import eos_ids
+from speclab.models.memory import why_eager
 from speclab.models.names import exists
-from speclab.models.outside.generation import eos_ids
-from speclab.models.outside.placement import describe
 from speclab.models.padded import padding, sizes
 from speclab.system import extensions
 from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem, is_out_of_memory
@@ -48,34 +46,56 @@ transformers_logging.set_verbosity_error()  # what matters of its warnings is ch
 NO_CODE = {"trust_remote_code": False}
 PROBE = "def f(x):\n    return {'a': [1, 2.5]}  # naïve Straße 東京\n"  # a text that tokenizers split differently
 LONGEST_WORD = 24  # characters of a word that an error names
-# Words in the library's errors -> what they mean here, and what to do. The library's own advice is to trust.
-PICKLED = ("its pickled weights hold more than tensors, so they are not read", "give weights in safetensors files")
-KNOWN_ERRORS = {
-    "trust_remote_code": ("it needs code of its own, which is never run", "choose a model of the library itself"),
-    "weights_only": PICKLED,
-    "Weights only load": PICKLED,
-    "ignore_mismatched_sizes": ("their tensors differ in shape", "download it again, or correct its config.json"),
-    "connect to": (
-        "no such folder is here, and the hub cannot be reached",
-        "check the name and the network, or give a local folder",
-    ),
-}
+ADVICE = "download it again, give a model in safetensors, or check the name and the network"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kind of names that are no folder and no hub name: an extension makes a folder of them, which is then loaded and
+    checked like every other."""
+
+    usage: str  # how it is typed, for a help
+    owns: Callable[[str], bool]  # whether a name is one of this kind
+    check: Callable[[str], None]  # quickly raises a Problem where nothing can be had for a name
+    folder: Callable[[str], str]  # the model folder, made where it is missing, or a Problem
+    describe: Callable[[str, PreTrainedModel], str]  # what the weights of a loaded model are, a part of a sentence
+
+
+SOURCES: list[Source] = []  # the register.py of an extension adds to it
+_about: weakref.WeakKeyDictionary[PreTrainedModel, str] = weakref.WeakKeyDictionary()
+
+
+def usages() -> list[str]:
+    """Return how a model can be named, padded ones apart."""
+    extensions.load()
+    return ["folder", "hub name", *(source.usage for source in SOURCES)]
+
+
+def source_of(name: str) -> Source | None:
+    """Return the source that a name belongs to; None for a folder or a hub name."""
+    extensions.load()
+    return next((source for source in SOURCES if source.owns(name)), None)
+
+
+def place_of(name: str) -> str:
+    source = source_of(name)
+    return source.folder(name) if source else name
+
+
+def about(model: PreTrainedModel) -> str:
+    """Return what its source says about a model's weights, "" where it came from a folder or from the hub."""
+    return _about.get(model, "")
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder, a hub name or lab:SIZE."""
     if sizes.is_lab_size(name):
-        sizes.parse_name(name)
+        sizes.millions_of(name)
         name = LAB_TARGET
     load_config(name)
-
-    def load() -> PreTrainedTokenizerBase:
-        tokenizer = AutoTokenizer.from_pretrained(sources.place_of(name), **NO_CODE)
-        if not tokenizer.get_vocab() or not tokenizer(PROBE).input_ids:
-            raise ValueError("it makes no tokens of a text")
-        return tokenizer
-
-    return loaded(name, "its tokenizer", load)
+    tokenizer = loaded(name, "its tokenizer", lambda: AutoTokenizer.from_pretrained(place_of(name), **NO_CODE))
+    loaded(name, "its tokenizer", lambda: tokenizer(PROBE).input_ids[0])  # it makes tokens of a text
+    return tokenizer
 
 
 def family_named(name: str) -> tuple[Family, PreTrainedConfig]:
@@ -88,19 +108,13 @@ def family_named(name: str) -> tuple[Family, PreTrainedConfig]:
 
 
 def load_model(
-    name: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    role: str = "target",
-    copies: int = 1,
-    device_map: str | None = None,
+    name: str, device: torch.device, dtype: torch.dtype, role: str = "target", device_map: str | None = None
 ) -> PreTrainedModel:
-    """Return a checked model on the device, from a folder or the hub, or a padded lab model. Memory must hold `copies`
-    of a padded model's weights. Raises EnvironmentProblem where it cannot be loaded, weights are missing, or it is not
-    fit for cached decoding."""
+    """Return a checked model on the device, from a folder or the hub, or a padded lab model. Raises EnvironmentProblem
+    where it cannot be loaded, weights are missing, or it is not fit for cached decoding."""
     if sizes.is_lab_size(name):
         small = _whole_model(LAB[role], torch.float32, torch.device("cpu"))
-        model = padding.padded(small, sizes.parse_name(name), device, dtype, copies, role)
+        model = padding.padded(small, name, device, dtype, role)
     else:
         model = _whole_model(name, dtype, device, device_map).eval()
     check_model(model)
@@ -110,81 +124,52 @@ def load_model(
 def _whole_model(name: str, dtype: torch.dtype, device: torch.device, device_map: str | None = None) -> PreTrainedModel:
     """Return all weights from the checkpoint, on the device. The library fills what is missing with random numbers."""
     family, config = family_named(name)
-    place = sources.place_of(name)
+    place = place_of(name)
     if os.path.isfile(Path(place) / "generation_config.json"):  # the library goes on without one that is damaged
         loaded(place, "its generation_config.json", lambda: GenerationConfig.from_pretrained(place))
     options = {"dtype": dtype, "weights_only": True, "output_loading_info": True, **NO_CODE}
-    quantised = getattr(config, "quantization_config", None) is not None
-    if device_map or quantised:  # the library puts such weights where they stay
-        options |= {"device_map": device_map or {"": str(device)}}
+    if device_map or getattr(config, "quantization_config", None):  # the library puts such weights where they stay
+        options["device_map"] = device_map or {"": str(device)}
     read = functools.partial(family.loader.from_pretrained, place, config=config, **options)
     model, report = loaded(place, "its config.json and weights", read)
-    if missing := _first_three(report["missing_keys"]):
+    if missing := sorted(report["missing_keys"]):
         raise EnvironmentProblem(
-            f"{short_name(name)} lacks the weights {missing}: its config.json describes another model than its "
-            "weights; download it again, or correct the config"
+            f"{short_name(name)} lacks the weights {', '.join(missing[:3])}: its config.json describes another model "
+            "than its weights; download it again, or correct the config"
         )
-    if unused := _first_three(report["unexpected_keys"]):
-        note(f"{short_name(name)}: its config.json uses no weights {unused}; they are left out")
+    if unused := sorted(report["unexpected_keys"]):
+        note(f"{short_name(name)}: its config.json uses no weights {', '.join(unused[:3])}; they are left out")
     eos_ids(model.generation_config)
-    sources.remember(name, model)
+    if source := source_of(name):
+        _about[model] = source.describe(name, model)
     return model if "device_map" in options else model.to(device)
 
 
-def _first_three(names: set[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(sorted(names)[:3]) + more
-
-
 def load_config(name: str) -> PreTrainedConfig:
-    """Return the config of a model with layers that asks for no code from the hub."""
+    """Return the config of a model that asks for no code from the hub."""
     check_place(name)
-
-    def load() -> PreTrainedConfig:
-        config = AutoConfig.from_pretrained(sources.place_of(name), **NO_CODE)
-        if (n_layers := getattr(config.get_text_config(), "num_hidden_layers", 1)) < 1:
-            raise ValueError(f"num_hidden_layers is {n_layers}")
-        return config
-
-    config = loaded(name, "its config.json", load)
+    config = loaded(name, "its config.json", lambda: AutoConfig.from_pretrained(place_of(name), **NO_CODE))
     _refuse_kernels(name, config)
     return config
 
 
 def check_place(name: str) -> None:
     """Refuse a name that is neither a model folder nor can be one of the hub, and files that would never end."""
-    advice, why = "give a folder written by save_pretrained, or a hub name", ""
-    if source := sources.source_of(name):
+    why = ""
+    if source := source_of(name):
         source.check(name)
     elif os.path.isdir(name):
         odd = [p for p in Path(name).iterdir() if os.path.exists(p) and not os.path.isfile(p) and not os.path.isdir(p)]
         if odd:
             why = f"{odd[0]} is a device or a pipe, no file of a model"
         elif os.path.lexists(Path(name) / "adapter_config.json"):
-            why, advice = f"the folder {name} holds an adapter", "merge it into its model and save that"
+            why = f"the folder {name} holds an adapter, which must be merged into its model"
         elif not os.path.isfile(Path(name) / "config.json"):
-            why = f"the folder {name} holds no model, there is no config.json in it"
-    elif os.path.lexists(name):
-        why = f"{name} is no folder"
-    elif name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
+            why = f"there is no config.json in the folder {name}"
+    elif os.path.lexists(name) or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
         why = f"there is no model folder {name}"
-    else:
-        ask_no_hub_without_network()
     if why:
-        raise EnvironmentProblem(f"{why}; {advice}")
-
-
-@functools.cache
-def ask_no_hub_without_network() -> None:
-    """Let the library take files that it has already where the hub's name is unknown to the network: it would ask for
-    half a minute. Behind a proxy nothing is known."""
-    hub = urllib.parse.urlsplit(constants.ENDPOINT)
-    if urllib.request.getproxies():
-        return
-    try:
-        socket.getaddrinfo(hub.hostname, hub.port or 443)
-    except OSError:
-        constants.HF_HUB_OFFLINE = True
+        raise EnvironmentProblem(f"{why}; give a folder written by save_pretrained, or a hub name")
 
 
 def _refuse_kernels(name: str, config: Any) -> None:
@@ -203,14 +188,14 @@ def _refuse_kernels(name: str, config: Any) -> None:
             _refuse_kernels(name, inner)
 
 
-def choose_device(name: str) -> tuple[torch.device, str]:
-    """Return a device that is there, and why it was taken."""
+def choose_device(name: str) -> torch.device:
+    """Return a device that is there."""
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
-        return (torch.device("cuda"), "a GPU is there") if there["cuda"] else (torch.device("cpu"), "no CUDA GPU found")
+        return torch.device("cuda" if there["cuda"] else "cpu")
     if not there[name]:
         raise EnvironmentProblem(f"PyTorch {torch.__version__} finds no device {name} here; use the device cpu")
-    return torch.device(name), "asked for"
+    return torch.device(name)
 
 
 def short_name(name: str) -> str:
@@ -223,10 +208,11 @@ def short_name(name: str) -> str:
 
 def describe_model(name: str, model: PreTrainedModel, role: str = "target") -> str:
     """Return one line: family, layers, parameters, padding, and where its weights lie if not in one place."""
-    millions, layers = sum(p.numel() for p in model.parameters()) / 1e6, family_of(model).layers_in_words(model)
+    millions, config = sum(p.numel() for p in model.parameters()) / 1e6, model.config.get_text_config()
+    layers = f"{n} layer{'s' * (n != 1)}, " if (n := getattr(config, "num_hidden_layers", 0)) else ""
     padded = sizes.describe_padding(name, role) if sizes.is_lab_size(name) else ""
-    more = "".join(f"; {said}" for said in (padded, sources.about(model), describe(model)) if said)
-    return f"{name}: {model.config.get_text_config().model_type}, {layers}, {millions:.1f} M parameters{more}"
+    more = "".join(f"; {said}" for said in (padded, about(model), why_eager(model)) if said)
+    return f"{name}: {config.model_type}, {layers}{millions:.1f} M parameters{more}"
 
 
 def check_same_tokenizer(
@@ -234,17 +220,14 @@ def check_same_tokenizer(
 ) -> int:
     """Refuse a draft whose ids mean other words than the target's.  -> n: ids 0 to n - 1 mean the same to both. One of
     the two may have more ids at the end. The width of the logits says nothing: families pad it."""
-    target_words, draft_words = words_by_id(target), words_by_id(draft)
-    n = min(max(target_words), max(draft_words)) + 1
-    others = [i for i in range(n) if target_words.get(i) != draft_words.get(i)]
+    # An added token may stand beside a word of the same id.
+    ours, theirs = ({i: word for word, i in sorted(tokenizer.get_vocab().items())} for tokenizer in (target, draft))
+    n = min(max(ours), max(theirs)) + 1
+    other = next((i for i in range(n) if ours.get(i) != theirs.get(i)), None)
     probes = [tokenizer(PROBE).input_ids for tokenizer in (target, draft)]
-    if others:
-        theirs, ours = (
-            " or ".join(repr(word[:LONGEST_WORD]) for word in words.get(others[0], [])) or "no word"
-            for words in (draft_words, target_words)
-        )
-        first = f"{others[0]} is {theirs} to the draft, {ours} to the target"
-        what = f"have different tokenizers, which disagree about {len(others)} of {n} ids ({first})"
+    if other is not None:
+        one, two = (repr(words[other][:LONGEST_WORD]) if other in words else "no word" for words in (theirs, ours))
+        what = f"have different tokenizers: id {other} is {one} to the draft, {two} to the target"
     elif probes[0] != probes[1] and max(map(max, probes)) < n:  # a word that one of them lacks may be the reason
         what = "have the same words in their tokenizers and split a text differently"
     else:
@@ -254,15 +237,7 @@ def check_same_tokenizer(
     raise UsageProblem(f"{draft_name} and {target_name} {what}; choose a draft of the target's family, {kinds}or ngram")
 
 
-def words_by_id(tokenizer: PreTrainedTokenizerBase) -> dict[int, list[str]]:
-    """Return the words of each id, sorted: an added token may stand beside a word."""
-    words: dict[int, list[str]] = {}
-    for word, i in sorted(tokenizer.get_vocab().items()):
-        words.setdefault(i, []).append(word)
-    return words
-
-
-def loaded(name: str, what: str, load: Callable[[], Any], advice: str | None = None) -> Any:
+def loaded(name: str, what: str, load: Callable[[], Any], advice: str = ADVICE) -> Any:
     """Call `load()` without a standard input to ask; each library below it raises its own kinds of errors. advice: what
     the user can do where it cannot be used."""
     stdin, sys.stdin = sys.stdin, io.StringIO()
@@ -273,13 +248,9 @@ def loaded(name: str, what: str, load: Callable[[], Any], advice: str | None = N
     except Exception as error:
         if is_out_of_memory(error) or isinstance(error, Problem):
             raise
-        text = " ".join(str(error).split())
-        advice = advice or "download it again, choose another model, or check the name and the network"
-        if known := next((phrase for phrase in KNOWN_ERRORS if phrase in text), None):
-            text, advice = KNOWN_ERRORS[known]
-        elif not isinstance(error, (OSError, ValueError)) or not text:
-            text = f"{type(error).__name__}: {text}"
-        text = text[:240] + " ..." * (len(text) > 240)
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
+        if "trust_remote_code" in str(error):  # the library's own advice is to trust
+            text = "it needs code of its own, which is never run"
         raise EnvironmentProblem(f"cannot load {name}: {what} cannot be used: {text}; {advice}") from None
     finally:
         sys.stdin = stdin

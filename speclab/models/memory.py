@@ -1,9 +1,14 @@
-"""The bytes that a pass reads, counted from the model, and the memory that is free."""
+"""The weights of a model: how many a pass reads, in which form and place they lie, and the memory that is free.
 
+A target that does not fit one GPU is spread over several and main memory, by the library's device_map. Layers on a GPU
+compute there; the weights of the others are brought to a GPU in every pass. So a pass reads all weights either way.
+"""
+
+import json
 import os
 import re
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -25,12 +30,17 @@ def weights_read(model: PreTrainedModel) -> tuple[int, int]:
 
 def is_mixture_of_experts(model: PreTrainedModel) -> bool:
     """Tell whether the config, or a part of it, names several experts."""
+    entries = json.dumps(model.config.get_text_config().to_dict(), default=str)
+    return re.search(r'"(?!\w*_per_)\w*experts\w*": ([2-9]|\d\d)', entries) is not None
 
-    def several(entries: dict[str, Any]) -> bool:
-        counts = (v for k, v in entries.items() if "experts" in str(k) and "_per_" not in k and isinstance(v, int))
-        return any(n > 1 for n in counts) or any(several(v) for v in entries.values() if isinstance(v, dict))
 
-    return several(model.config.get_text_config().to_dict())
+def why_eager(model: PreTrainedModel) -> str:
+    """Return what is unusual about the weights, so that only the eager engine runs the model; "" where they are plain
+    and in one place."""
+    places = Counter(map(str, getattr(model, "hf_device_map", {}).values()))  # of modules, where the library spread any
+    if len(places) > 1:
+        return "modules on " + ", ".join(f"{place}: {n}" for place, n in places.items())
+    return "its weights are quantised" if getattr(model, "hf_quantizer", None) is not None else ""
 
 
 def free_memory(device: torch.device) -> int | None:

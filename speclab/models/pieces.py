@@ -2,11 +2,9 @@
 
 The text of new ids is what the tokenizer decodes from the prompt and the new ids together, from where it leaves what it
 decodes from the prompt alone. So the first new word keeps the space before it, which SentencePiece leaves out where a
-text begins. Special tokens are left out, and spaces stay as they are.
-
-What may still change is held back: the library's stream holds the bytes of a character that is not complete, and byte
-tokens such as <0x41> wait here for the end of their run, which becomes text as a whole. Where nothing can be said (a
-prompt that ends inside a character, a tokenizer without the library's decoder), all is held back until the end.
+text begins. The library's stream holds back the bytes of a character that is not complete, and byte tokens such as
+<0x41> wait here for the end of their run. Where nothing can be said (a prompt that ends inside a character, a tokenizer
+without the library's decoder), all is held back until the end.
 """
 
 import re
@@ -22,8 +20,7 @@ BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 def text_of(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], special: bool = False) -> str:
-    """Return the text that the tokenizer decodes from ids, with the spaces as they are.  special: keep the special
-    tokens"""
+    """Return the text that the tokenizer decodes from ids, with spaces as they are. special: keep special tokens"""
     options = {"skip_special_tokens": not special, "clean_up_tokenization_spaces": False}
     return str(tokenizer.decode(list(ids), **options)) if ids else ""
 
@@ -71,9 +68,6 @@ class Pieces:
     def fork(self) -> "Pieces":
         """Return the pieces of ids that might come next, as if the text of all before them had been shown."""
         return Pieces(self._tokenizer, self._before + self._ids, self._special)
-
-
-pieces = Pieces
 
 
 def with_text(rounds: Iterable[Round], made: Pieces) -> Iterator[Round]:

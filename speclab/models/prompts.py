@@ -1,11 +1,10 @@
 """Prompts: the standard set in `prompts/`, a file, standard input, or a text; and texts that people send to a model.
 
 A model that is trained to answer expects what a person says inside its chat template, a small program that comes with
-the tokenizer. The library runs it in its sandbox. In a file of texts each line is a JSON object with "prompt", what a
-person says, or "messages", a chat. "kind" groups rows of a table; without it the kind is the file's stem.
+the tokenizer and runs in the library's sandbox. In a file of texts each line is a JSON object with "prompt", what a
+person says, or "messages", a chat; "kind" groups rows of a table.
 """
 
-import errno
 import os
 import re
 import sys
@@ -29,8 +28,7 @@ SEPARATOR = "%%"
 EMPTY = "a prompt is empty; give at least one word, for example 'def main():'"
 LARGEST_FILE = 16 * 2**20  # bytes; no model here reads a text of that length
 ROLES = ("system", "user", "assistant")
-RESERVED = ("all", "not looping")  # names of groups of rows
-MOST_TEXTS, MOST_MESSAGES, LONGEST_KIND = 4096, 256, 24
+LONGEST_KIND = 24
 
 Messages = list[dict[str, str]]
 """A chat, the oldest message first: each has a "role" (system, user, assistant) and a "content"."""
@@ -64,117 +62,88 @@ def standard() -> list[tuple[str, str]]:
 
 def from_file(name: str) -> list[tuple[str, str]]:
     """Read (kind, text) from a file, or from standard input where `name` is "-". The kind is the file's stem."""
-    source = "standard input" if name == "-" else name
-    text = utf_8(name, "cannot read the prompts file", "give a text file or - for standard input")
-    texts = split(text.replace("\r\n", "\n").replace("\r", "\n"))
+    texts = split(_read(name).replace("\r\n", "\n").replace("\r", "\n"))
     if not texts:
         raise UsageProblem(
-            f"there is no prompt in {source}; put one text in it, or several with lines of %% between them"
+            f"there is no prompt in {name}; put one text in it, or several with lines of %% between them"
         )
-    return [("stdin" if name == "-" else " ".join(harmless(Path(name).stem).split()), t) for t in texts]
+    return [("stdin" if name == "-" else " ".join(harmless(Path(name).stem).split()), text) for text in texts]
 
 
-def utf_8(name: str, problem: str, way_out: str, place: Path | None = None) -> str:
-    """Read a text file, or standard input where `name` is "-". Raises UsageProblem with these words. place: of the
-    file, where its name is another one."""
+def _read(name: str) -> str:
+    """Read a text file, or standard input where `name` is "-"."""
     try:
-        if place or name != "-":
-            found = files.read_bytes(place or Path(name), LARGEST_FILE)
-        elif sys.stdin is None:
-            raise OSError(errno.EBADF, "standard input is closed")
-        else:
-            found = sys.stdin.buffer.read(LARGEST_FILE)
+        found = sys.stdin.buffer.read() if name == "-" else files.read_bytes(Path(name), LARGEST_FILE)
         return found.decode("utf-8-sig")  # a byte order mark is no part of a text
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or bytes that are not UTF-8
-        undecodable = isinstance(error, UnicodeDecodeError)
-        reason = "it is not UTF-8 text" if undecodable else getattr(error, "strerror", None) or error
-        raise UsageProblem(f"{problem} {name}: {reason}; {way_out}") from None
-
-
-def from_arguments(arguments: list[str]) -> list[tuple[str, str]]:
-    """Return (kind, text) of texts from the command line: their own bytes, whatever the locale has made of them."""
-    try:
-        return [("prompt", os.fsencode(argument).decode("utf-8")) for argument in arguments]
-    except UnicodeError:
-        advice = "save it as UTF-8 and use --prompts FILE"
-        raise UsageProblem(f"a prompt is not UTF-8 text; {advice}") from None
+    except (AttributeError, OSError, ValueError) as error:  # no standard input; a NUL in the name, or no UTF-8
+        reason = getattr(error, "strerror", None) or error
+        raise UsageProblem(
+            f"cannot read {name}: {reason}; give a text file in UTF-8, or - for standard input"
+        ) from None
 
 
 def read_texts(name: str) -> list[tuple[str, Messages]]:
-    """Return the texts of a file, or of the lab's own of that name. Raises UsageProblem, with the line that is
-    wrong."""
+    """Return the texts of a file, or of the lab's own of that name. Raises UsageProblem with the number of the line."""
     is_own = name in LAB_TEXTS and not os.path.isfile(name)
-    path = PROMPTS / f"{name}.jsonl" if is_own else Path(name)
+    path, texts = PROMPTS / f"{name}.jsonl" if is_own else Path(name), []
     # At \n alone: splitlines also cuts at what may stand inside a JSON string, such as U+2028.
-    way_out = f"give a JSONL file, or {' or '.join(LAB_TEXTS)}"
-    lines = utf_8(name, "cannot read the texts", way_out, path).split("\n")
-    stem = " ".join(harmless(path.stem).split())[:LONGEST_KIND]
-    texts = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_read(str(path)).split("\n"), 1):
         if line.strip():
             try:
-                texts.append(_text(from_json(line), stem))
+                texts.append(_text(from_json(line), " ".join(harmless(path.stem).split())[:LONGEST_KIND]))
             except ValueError as error:
                 raise UsageProblem(
                     f"line {number} of {name}: {str(error)[:200]}; give lines such as "
                     '{"kind": "chat", "prompt": "Hello"} or {"messages": [{"role": "user", "content": "Hello"}]}'
                 ) from None
-    if not texts or len(texts) > MOST_TEXTS:
-        raise UsageProblem(f"{name} holds {len(texts)} texts; give 1 to {MOST_TEXTS}")
+    if not texts:
+        raise UsageProblem(f"{name} holds no text; give a JSONL file, or {' or '.join(LAB_TEXTS)}")
     return texts
 
 
 def _text(entry: Any, stem: str) -> tuple[str, Messages]:
     """Check one line. Raises ValueError, with what is wrong."""
-    if not isinstance(entry, dict) or ("prompt" in entry) == ("messages" in entry):
-        raise ValueError('it is no JSON object with exactly one of "prompt" and "messages"')
-    if unknown := sorted(set(entry) - {"kind", "prompt", "messages"}):
-        raise ValueError(f"it has the unknown entry {unknown[0][:40]!r}")
-    kind = entry.get("kind", stem)
+    names = {"kind", "prompt", "messages"}
+    if not isinstance(entry, dict) or ("prompt" in entry) == ("messages" in entry) or entry.keys() - names:
+        raise ValueError('it is no JSON object with one of "prompt" and "messages", and perhaps "kind"')
+    kind, messages = entry.get("kind", stem), entry.get("messages", [{"role": "user", "content": entry.get("prompt")}])
     if not isinstance(kind, str) or not kind.strip() or not kind.isprintable() or len(kind) > LONGEST_KIND:
         raise ValueError(f"its kind is no word of 1 to {LONGEST_KIND} characters")
-    if kind in RESERVED:
-        raise ValueError(f"its kind is {kind!r}, which names a group of rows")
-    messages = entry.get("messages", [{"role": "user", "content": entry.get("prompt")}])
-    if not isinstance(messages, list) or not 1 <= len(messages) <= MOST_MESSAGES:
-        raise ValueError(f"its messages are no list of 1 to {MOST_MESSAGES}")
-    for message in messages:
-        if not isinstance(message, dict) or set(message) != {"role", "content"} or message["role"] not in ROLES:
-            raise ValueError(f'a message has not exactly a "content" and a "role" out of {", ".join(ROLES)}')
-        if not isinstance(message["content"], str) or not message["content"].strip():
-            raise ValueError("a prompt or a message is no text, or empty")
-    if messages[-1]["role"] == "assistant":
-        raise ValueError("its last message is the model's own, so there is nothing to answer")
+    if kind == "all":
+        raise ValueError('its kind is "all", which names a group of rows')
+    right = isinstance(messages, list) and all(
+        isinstance(message, dict)
+        and message.keys() == {"role", "content"}
+        and message["role"] in ROLES
+        and isinstance(message["content"], str)
+        and message["content"].strip()
+        for message in messages
+    )
+    if not right or not messages or messages[-1]["role"] == "assistant":  # then there is nothing to answer
+        raise ValueError(f'a text is empty, or its messages have not a "content" and a "role" out of {ROLES}')
     return kind, messages
 
 
 def encode(
     pairs: Sequence[tuple[str, str | Messages]], tokenizer: PreTrainedTokenizerBase, chat: bool = False
 ) -> list[Prompt]:
-    """Tokenise (kind, text) pairs. An empty prompt is refused, and so is one that the tokenizer has no ids for. chat:
-    each text is what a user says, or a whole chat, and is put into the tokenizer's chat template."""
-    texts = [text if isinstance(text, str) else _shown(text) for _, text in pairs]
+    """Tokenise (kind, text) pairs; one without ids is refused. chat: each text is what a user says, or a whole chat,
+    and is put into the tokenizer's chat template."""
+    texts = [text if isinstance(text, str) else "\n".join(said["content"] for said in text) for _, text in pairs]
     if not all(text.strip() for text in texts):
         raise UsageProblem(EMPTY)
     if chat:
         chats = [[{"role": "user", "content": text}] if isinstance(text, str) else text for _, text in pairs]
         ids = chats_ids(chats, tokenizer)
     else:
-        ids = [_ids(tokenizer, text, special=True) for text in texts]
+        ids = [_ids(tokenizer, text) for text in texts]
     return [Prompt(kind, text, own, chat) for (kind, _), text, own in zip(pairs, texts, ids, strict=True)]
 
 
-def _shown(messages: Messages) -> str:
-    """Return a chat as a text: what a person says alone, or each message after its role."""
-    if len(messages) == 1:
-        return messages[0]["content"]
-    return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
-
-
-def _ids(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> Tensor:
-    """Return (1, length) ids. special: with those that the tokenizer puts around every text."""
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str, **options: bool) -> Tensor:
+    """Return (1, length) ids, with those that the tokenizer puts around every text unless the options say otherwise."""
     try:
-        ids = (tokenizer(text) if special else tokenizer(text, add_special_tokens=False)).input_ids
+        ids = tokenizer(text, **options).input_ids
     except Exception as error:  # the tokenizers library raises plain ones
         why = harmless(" ".join(str(error).split())) or type(error).__name__
         raise UsageProblem(f"the tokenizer refuses a prompt: {why}; give a text of words that it knows") from None
@@ -198,7 +167,7 @@ def chats_ids(chats: list[Messages], tokenizer: PreTrainedTokenizerBase) -> list
             f"the chat template of the target's tokenizer cannot be used: {type(error).__name__}: {first_line(error)}; "
             f"use --no-chat, or correct the template"
         ) from None
-    return [_ids(tokenizer, str(text), special=False) for text in made]  # the template has written those already
+    return [_ids(tokenizer, str(text), add_special_tokens=False) for text in made]  # the template has written those
 
 
 def first_of_each_kind(prompts: list[Prompt], limit: int) -> list[Prompt]:

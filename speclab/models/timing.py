@@ -8,8 +8,7 @@ import torch
 from speclab.core.clock import mark, seconds_between, synchronize
 from speclab.models.memory import free_memory
 
-LARGE = 256 * 2**20  # bytes: more than a processor's caches hold
-LARGE_ON_GPU = 2**30
+LARGE, COLUMNS = 2**28, 2048  # bytes of the block that is read, more than caches hold, and its width
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
@@ -41,20 +40,16 @@ def best(call: Callable[[], object], device: torch.device, repeats: int) -> floa
 @torch.inference_mode()
 def bandwidth(n_bytes: int, device: torch.device, dtype: torch.dtype, repeats: int = 7) -> dict[str, float]:
     """Return three measures of the bytes a second over a block of about this size."""
-    columns = 2048
-    rows = max(1, n_bytes // (columns * dtype.itemsize))
-    block = torch.ones(rows, columns, dtype=dtype, device=device)
-    vector = torch.ones(columns, dtype=dtype, device=device)
-    other, read = torch.empty_like(block), rows * columns * dtype.itemsize
+    block = torch.ones(max(1, n_bytes // (COLUMNS * dtype.itemsize)), COLUMNS, dtype=dtype, device=device)
+    other, read = torch.empty_like(block), block.nbytes
     return {
         "copy": 2 * read / best(lambda: other.copy_(block), device, repeats),
-        "matrix_vector": read / best(lambda: torch.mv(block, vector), device, repeats),
+        "matrix_vector": read / best(lambda: torch.mv(block, block[0]), device, repeats),
         "sum": read / best(lambda: block.sum(), device, repeats),
     }
 
 
 def block_bytes(device: torch.device) -> int:
     """Return the size of the block that is read and copied: a quarter of the free memory at most."""
-    free = free_memory(device)
-    usual = LARGE_ON_GPU if device.type == "cuda" else LARGE
+    free, usual = free_memory(device), 2**30 if device.type == "cuda" else LARGE
     return usual if free is None else min(usual, free // 4)

@@ -9,7 +9,7 @@ from speclab.present import tables
 from speclab.present.screen import REPLAYS, noise_lines, provenance, same_text_lines, screen, target_name
 from speclab.present.tables import Block, Cell, Heading, Lines, Markdown, Table, cells, number, prediction, speedup
 from speclab.records.files import ComparisonRun
-from speclab.records.rows import COLUMNS, Row
+from speclab.records.rows import Row
 from speclab.theory.ladder import EFFECTS, PREDICTORS, factors, prediction_errors, prediction_rows
 
 COSTS = (
@@ -43,8 +43,8 @@ def _details(run: ComparisonRun, name: str) -> list[Block]:
     speeds = Markdown(f"![speedup by draft and k](../plots/{name}-speedup.png)")
     why = Markdown(f"![from the book's formula to the measured speedup](../plots/{name}-why.png)")
     blocks: list[Block] = [speeds] * any(row.draft for row in run.rows) + [why] * any(row.ladder for row in run.rows)
-    legend = [ROWS, COSTS, *(f"{name}: {COLUMNS[name]}" for name in own_names(run.rows) if name in COLUMNS)]
-    blocks += [Heading("All rows"), rows_table(run.rows), Lines(legend), errors_table(prediction_rows(run.rows))]
+    blocks += [Heading("All rows"), rows_table(run.rows), Lines([ROWS, COSTS])]
+    blocks.append(errors_table(prediction_rows(run.rows)))
     ladder, effects = ladder_table(run.rows), [LADDER, *(f"{one.name}: {one.meaning}" for one in EFFECTS)]
     blocks += [Heading("From the formula to the measurement"), ladder, Lines(effects * bool(ladder.rows))]
     blocks += [Heading("Texts and noise"), Lines([*same_text_lines(run, every_arm=True), generate_line(run)])]
@@ -53,10 +53,6 @@ def _details(run: ComparisonRun, name: str) -> list[Block]:
 
 def rows_table(rows: list[Row]) -> Table:
     """Return one line per row: an arm on all prompts or a kind of them, with what was predicted."""
-
-    def own_rate(name: str) -> Cell:
-        return lambda row: number((row.own_rates or {}).get(name), 3)
-
     heads: dict[str, Cell] = cells("draft", *tables.batches(rows), "k", "T")
     heads["prompts"] = lambda row: f"{row.prompt_kind} ({row.n_prompts})"
     heads |= cells("tok/s", "speedup") | {"verdict": lambda row: tables.verdict_of(row) or "-"}
@@ -64,13 +60,7 @@ def rows_table(rows: list[Row]) -> Table:
     heads["forecast tok/rnd"] = lambda row: number(row.forecast_tokens_per_round)
     heads |= cells("c", "v", "o")
     heads |= {name: prediction(attrgetter(key)) for key, name in PREDICTORS.items()}
-    heads |= {name: own_rate(name) for name in own_names(rows)}
     return Table([row for row in rows if row.draft or row.method == "baseline"], heads)
-
-
-def own_names(rows: list[Row]) -> list[str]:
-    """Return the heads of the columns that only some drafts have."""
-    return list(dict.fromkeys(name for row in rows for name in row.own_rates or ()))
 
 
 def errors_table(rows: list[Row]) -> Table:

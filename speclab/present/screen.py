@@ -323,5 +323,5 @@ def no_gain_line(runs: list[ComparisonRun]) -> str | None:
     run, low = min(rows, key=lambda pair: pair[1].speedup)
     where = f"{target_name(run)}, {_named(low)}, T = {low.temperature:g}"
     n_not = sum(not is_faster(row) for _, row in rows)
-    counted = f"{n_not} of {len(rows)}, each draft, k and B once per temperature and kind of prompt"
+    counted = f"{n_not} of {len(rows)} rows, each of one temperature and kind of prompt"
     return f"not shown to be faster: {counted}; the lowest is {speedup_of(low)} ({where}, {low.prompt_kind} prompts)"

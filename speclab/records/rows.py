@@ -103,14 +103,14 @@ class Decoded(ArmCounts):
     loops: bool | None = None  # whether a greedy text of the baseline ends in repetition and is cut where that begins
     lossy_rule: str | None = None  # that judged its drafted tokens; absent: a lossless one did, or there were none
     distance: Amount | None = None  # with a lossy rule, the sum of speclab/lab/output_checks.py; absent: not measured
-    own_rates: dict[str, float] | None = None  # sums over the decoded tokens, by the heads of COLUMNS; absent: none
     texts: list[list[int]] = field(default_factory=list)  # new tokens; no record holds them
 
     @classmethod
     def begin(cls, arm: Arm, temperature: float, prompt_index: int, prompt_kind: str, n_prompt: int) -> "Decoded":
         its: Facts = {"method": arm.method, "draft": arm.draft or None, "draft_length": arm.draft_length}
         its |= {"branches": arm.branches or None, "temperature": temperature, "prompt_kind": prompt_kind}
-        return cls(**its, **dict.fromkeys(SUMS, 0), prompt_index=prompt_index, n_prompt=n_prompt)
+        its |= dict.fromkeys(SUMS, 0)
+        return cls(**its, prompt_index=prompt_index, n_prompt=n_prompt)
 
     def add(
         self, prefill: float, decode: float, tokens: list[int], counts: Counts | None = None, rounds: Sequence = ()
@@ -198,8 +198,3 @@ class Row(ArmCounts):
     verdict: Verdict | None = None
     lossy_rule: str | None = None  # that judged the drafted tokens; absent: a lossless one did, or there were none
     total_variation: Share | None = None  # with a lossy rule, mean over the decoded tokens; absent: not measured
-    own_rates: dict[str, float] | None = None  # means over the decoded tokens, by the heads of COLUMNS; absent: none
-
-
-# A column that only one kind of draft has -> its line of the legend; a register.py adds to it.
-COLUMNS: dict[str, str] = {}

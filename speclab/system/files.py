@@ -79,6 +79,6 @@ def _told(path: Path, advice: str) -> Iterator[None]:
 def _target(path: Path) -> Path:
     """Return the file that `path` means, links followed. Raises OSError where it is no file that may be written."""
     target = Path(os.path.realpath(path))
-    if target.exists() and not (target.is_file() and os.access(target, os.W_OK)):
+    if os.path.lexists(target) and not (target.is_file() and os.access(target, os.W_OK)):
         raise OSError(errno.EINVAL, "it is no regular file, or read-only")
     return target

@@ -38,3 +38,4 @@ if _frame.f_globals["__name__"] == "__main__":
         note(f"error: {missing[0]} is not installed for this Python; type: pip install -r requirements.txt")
         sys.exit(3)
     note("loading PyTorch")
+del _frame

@@ -134,19 +134,12 @@ def predictions(row: Row, part: PredictedSeconds) -> dict[str, Any]:
         return added
     tau = expected_tokens_per_round(acceptance_rate, k)
     model = tau / (draft + verify + overhead)
-    values = (
-        book_formula(acceptance_rate, k),
-        tau,
-        tau / (1 + draft),
-        tau / (draft + verify),
-        model,
-        added["forecast"],
-        row.speedup,
-    )
+    speedups = [book_formula(acceptance_rate, k), tau, tau / (1 + draft), tau / (draft + verify), model]
+    speedups += [added["forecast"], row.speedup]
     return added | {
         "leviathan": leviathan_speedup(acceptance_rate, k, added["draft_cost"]),
         "cost_model": model,
-        "ladder": [Rung(name=name, speedup=value) for name, value in zip(RUNGS, values, strict=True)],
+        "ladder": [Rung(name=name, speedup=value) for name, value in zip(RUNGS, speedups, strict=True)],
     }
 
 

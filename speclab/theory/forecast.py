@@ -42,15 +42,6 @@ class Forecast(NamedTuple):
     n_emitted: float
 
 
-class ExpectedRounds(NamedTuple):
-    """The rounds of one decoding, with one entry for every state that a round may begin in."""
-
-    lengths: np.ndarray  # (states,) tokens drafted
-    visits: np.ndarray  # (states,) probability that a round begins there
-    full: np.ndarray  # (states,) probability that it accepts all of at least one, and the next round drafts
-    rejected: np.ndarray  # (states,) probability that it does not accept all of them
-
-
 def forecast(
     accept_probs: AcceptProbs,
     n_tokens: int,
@@ -77,9 +68,10 @@ def forecast(
     return _expect(rows, round_cost or (lambda n_drafted, state: 1.0), full_round_extra, rejected_round_extra)
 
 
-def _visits(rows: list[Sequence[float]]) -> tuple[ExpectedRounds, np.ndarray]:
-    """Return the rounds; and (states, longest + 1) the probability that at least 0, 1, … drafts of each are
-    accepted."""
+def _visits(rows: list[Sequence[float]]) -> tuple[np.ndarray, ...]:
+    """Return for every state that a round may begin in, (states,) each: tokens drafted, the probability that a round
+    begins there, that it accepts all of at least one and the next round drafts, and that it does not accept all of
+    them; and (states, longest + 1) the probability that at least 0, 1, … drafts are accepted."""
     n_states = len(rows)
     lengths = np.array([len(row) for row in rows], dtype=int)
     longest = lengths.max(initial=0)
@@ -103,14 +95,14 @@ def _visits(rows: list[Sequence[float]]) -> tuple[ExpectedRounds, np.ndarray]:
     accepts_all = survival[np.arange(n_states), lengths]  # 1 where nothing is drafted
     follows = np.append(lengths, 0)[np.minimum(np.arange(n_states) + lengths + 1, n_states)] > 0
     full = accepts_all * (lengths > 0) * follows  # the round after a full one may not draft at all
-    return ExpectedRounds(lengths, visits, full, 1 - accepts_all), survival
+    return lengths, visits, full, 1 - accepts_all, survival
 
 
 def _expect(
     rows: list[Sequence[float]], round_cost: Cost, full_round_extra: float, rejected_round_extra: float
 ) -> Forecast:
     """Add up the rounds of every state, weighted with the probability that a round begins in it."""
-    (lengths, visits, full, rejected), survival = _visits(rows)
+    lengths, visits, full, rejected, survival = _visits(rows)
     costs = np.array([round_cost(int(n), 1 + i) for i, n in enumerate(lengths)], dtype=float)
     accepted = survival[:, 1:].sum(1)
     tested = survival.sum(1) - survival[np.arange(len(rows)), lengths]  # a draft is tested if all before it passed

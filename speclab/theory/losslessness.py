@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from speclab.core.sampling import Sampling
-from speclab.models.checking import rounding
 from speclab.models.checking.rounding import Reference
 
 Z_BOUND = 4.9  # two-sided false-alarm rate 1e-6 for one statistic
@@ -48,9 +47,8 @@ def judge_divergence(
 ) -> Divergence | None:
     """Judge the first difference of two greedy texts: is it rounding or a bug? None when they agree.
 
-    Numerical: both candidates lie within twice the rounding error of the reference's top logit on the common prefix.
-    The error is what the run's dtype changes in the uncached logits there (`row_errors` of checking/rounding.py): a
-    broken cache cannot widen its own bound. vocab_size: ids above it are never emitted, so they do not count.
+    Numerical: both candidates lie so near the reference's top logit on the common prefix that rounding explains it
+    (`Reference` of checking/rounding.py). vocab_size: ids above it are never emitted, so they do not count.
     """
     pairs = list(zip(baseline, speculative, strict=False))
     position = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
@@ -60,8 +58,8 @@ def judge_divergence(
         return Divergence(len(pairs), -1, -1, math.inf, 0.0, False)  # one stopped early: never rounding
     expected, token = pairs[position]
     before, text = (torch.tensor([ids], dtype=torch.long) for ids in (prompt, baseline[:position]))
-    own, right = (rows[-1] for rows in reference.logits(before, text, vocab_size))
-    tolerance = 2 * rounding.row_errors(own[None], right[None]).item()
+    right, deviation = (rows[-1] for rows in reference.with_deviations(before, text, vocab_size))
+    tolerance = APART * deviation.item()
     top = right.max().item()
     close = all(top - right[i].item() <= tolerance for i in (expected, token))
     return Divergence(position, expected, token, (right[expected] - right[token]).item(), tolerance, close)

@@ -1,19 +1,16 @@
-"""The one command for a GPU: its stages, its clock and its files, and a rehearsal on a tiny pair."""
+"""The one command for a GPU: its stages, its clock and its files."""
 
-import contextlib
-import importlib
-import io
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from benchmarks import gpu, roofline
 from benchmarks.gpu import TESTS, Stage
+from benchmarks.peers import __main__ as peers
 from benchmarks.peers import page as peers_page
-from speclab.models import prompts, timing
+from speclab.cli import compare
 from speclab.records.files import ComparisonRun, read
 from speclab.system.errors import UsageProblem
 
@@ -150,67 +147,18 @@ def test_folders_are_named_in_full_and_apart(pair_folder, tmp_path, monkeypatch)
             planned(tmp_path, "--sizes", sizes)
 
 
-# --- the rehearsal ---
-
 KINDS = {"-roofline": roofline.RooflineRun, "-peers": peers_page.PeersRun, "": ComparisonRun}
+PARSERS = {"compare.py": lambda: compare.make_parser(""), "benchmarks.roofline": roofline.make_parser}
+PARSERS["benchmarks.peers"] = peers.make_parser
 
 
-class InThisProcess:
-    """What `gpu.start` gives, of a stage that has run already: this process has loaded the libraries."""
-
-    def __init__(self, stage: Stage, log):
-        module, *words = stage.command[stage.command[0] == "-m" :]
-        words += {"benchmarks.peers": ["--no-llama-cpp"], "benchmarks.roofline": ["--context", "8"]}.get(module, [])
-        name = {"benchmarks.peers": "benchmarks.peers.__main__", "compare.py": "compare"}.get(module, module)
-        out = io.TextIOWrapper(open(log.fileno(), "ab", closefd=False))  # noqa: SIM115
-        with out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            if stage.name == TESTS:
-                print("22 skipped in 0.10s")
-            self.code = 0 if stage.name == TESTS else importlib.import_module(name).main(words)
-
-    def wait(self, timeout: float) -> int:
-        return self.code
-
-
-def told_stages(folder: Path) -> dict[str, str]:
-    """What became of each stage, in order."""
-    table = (folder / "summary.md").read_text().partition("|---|---|\n")[2].partition("\n\n")[0]
-    return dict(tuple(cell.strip() for cell in line.strip("|").split("|")) for line in table.splitlines())
-
-
-def kept_records(folder: Path) -> set[str]:
-    """The names of all records, which are read and checked."""
-    found = {path.stem: path for path in sorted(folder.glob("results/*.json"))}
-    for name, path in found.items():
-        read(path, next(kind for ending, kind in KINDS.items() if name.endswith(ending)))
-    return set(found)
-
-
-def test_a_rehearsal_on_a_tiny_pair(pair_folder, tmp_path, monkeypatch, capsys):
-    target, draft = pair_folder / "target", pair_folder / "draft"
-    monkeypatch.setattr(gpu, "start", InThisProcess)
-    monkeypatch.setattr(gpu, "WIDTHS", "1,5")
-    monkeypatch.setattr(timing, "LARGE", 2**16)
-    monkeypatch.setattr(roofline, "matrix_rate", lambda *args: 1e9)
-    monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):\n    return x + 1"), ("prose", "return x")])
-    monkeypatch.setattr(importlib.import_module("speclab.present.pictures.plots"), "comparison", lambda *args: [])
-    honest = gpu.stages_of
-
-    def of_the_tiny_pair(args):
-        identity = ("--target", str(target), "--draft", str(draft))
-        stages = honest(args)
-        return [s._replace(command=s.command + identity) if s.name == "float32 identity" else s for s in stages]
-
-    monkeypatch.setattr(gpu, "stages_of", of_the_tiny_pair)
-    words = ["--out", str(tmp_path), "--sizes", str(target), "--draft", str(draft), "--device", "cpu"]
-    words += ["--dtype", "float32", "--engine", "eager", "--max-new-tokens", "6", "--limit", "1", "--minutes", "100"]
-    assert gpu.main(words) == 0, (tmp_path / "log.txt").read_text()
-    told = told_stages(tmp_path)
-    assert list(told) == ["target: compare", "target: roofline", "target: peers", "float32 identity", TESTS]
-    assert told[TESTS].startswith("done: 22 skipped in 0.10s (")
-    assert all(what.startswith("done") for what in told.values())
-    assert kept_records(tmp_path) == {"gpu-target", "gpu-target-roofline", "gpu-target-peers", "gpu-float32"}
-    assert "# gpu-target\n" in (tmp_path / "summary.md").read_text()
+def test_every_stage_can_be_typed(tmp_path):
+    """Its script knows the flags; the target and the draft are there, and the record goes into the folder."""
+    for stage in planned(tmp_path, "--engine", "eager", "--limit", "1", "--max-new-tokens", "6"):
+        name, *words = stage.command[stage.command[0] == "-m" :]
+        if stage.name != TESTS:
+            args = PARSERS[name]().parse_args(words)
+            assert (args.out_dir, args.limit, args.max_new_tokens, args.engine) == (tmp_path, 1, 6, "eager")
 
 
 @pytest.mark.full
@@ -220,5 +168,10 @@ def test_the_command_itself_on_the_labs_pair(tmp_path):
     line = [sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path), *words, "--max-new-tokens", "6"]
     done = subprocess.run([*line, "--minutes", "30"], capture_output=True, text=True)
     assert done.returncode == 0, (tmp_path / "log.txt").read_text()
-    assert all(what.startswith("done") for what in told_stages(tmp_path).values())
-    assert kept_records(tmp_path) == {"gpu-lab", "gpu-lab-roofline", "gpu-lab-peers", "gpu-float32"}
+    table = (tmp_path / "summary.md").read_text().partition("|---|---|\n")[2].partition("\n\n")[0].splitlines()
+    assert len(table) == 5
+    assert all("| done" in line for line in table)
+    found = {path.stem: path for path in tmp_path.glob("results/*.json")}
+    assert found.keys() == {"gpu-lab", "gpu-lab-roofline", "gpu-lab-peers", "gpu-float32"}
+    for name, path in found.items():
+        read(path, next(kind for ending, kind in KINDS.items() if name.endswith(ending)))

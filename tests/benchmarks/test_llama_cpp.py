@@ -44,7 +44,6 @@ SPECULATIVE = """\
 0.00.457.940 I common_perf_print: prompt eval time =     255.17 ms /   111 tokens (    2.30 ms per token,   435.00 tokens per second)
 0.00.457.941 I common_perf_print:        eval time =       0.00 ms /     1 runs   (    0.00 ms per token,      inf tokens per second)
 """  # noqa: E501
-BENCH = b'[\n  {\n    "n_prompt": 0,\n    "n_gen": 64,\n    "avg_ns": 168068490,\n    "avg_ts": 380.796039\n  }\n]\n'
 
 
 def test_the_times_of_the_plain_program():
@@ -68,9 +67,9 @@ def test_the_times_of_the_speculative_program():
 
 
 def test_another_version_is_one_line():
-    with pytest.raises(EnvironmentProblem, match="another version; use --no-llama-cpp"):
+    with pytest.raises(EnvironmentProblem, match=r"other lines .*; use --no-llama-cpp"):
         llama_cpp.read_plain(b"", PLAIN.replace("eval time", "evaluation"), 48)
-    with pytest.raises(EnvironmentProblem, match="another version; use --no-llama-cpp"):
+    with pytest.raises(EnvironmentProblem, match=r"other lines .*; use --no-llama-cpp"):
         llama_cpp.read_speculative(b"\n\nx", SPECULATIVE.replace("decoded", "made"), b"x", 48)
 
 
@@ -118,8 +117,6 @@ with open(os.path.join(os.path.dirname(sys.argv[0]), "calls.txt"), "a") as calls
     calls.write(json.dumps([name, *words]) + "\\n")
 if "--version" in words:
     sys.exit(err.write("version: 9 (stand-in)\\n") and 0)
-if name == "llama-bench":
-    sys.exit(out.write({BENCH!r}) and 0)
 flag = "-f" if name == "llama-tokenize" else "-bf"
 prompt = open(words[words.index(flag) + 1], "rb").read().decode()
 ids, text = known[prompt]
@@ -143,7 +140,7 @@ def programs(tmp_path, pair_folder, tokenizer, monkeypatch):
     """Stand-ins on the PATH; returns their answers, by prompt: ids and text. They say the baseline's own."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in (*llama_cpp.NEEDED, llama_cpp.CEILING):
+    for name in llama_cpp.NEEDED:
         (folder / name).write_text(STAND_IN)
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
@@ -180,11 +177,9 @@ def test_its_programs_run_with_the_same_pair_prompts_k_and_threads(run, programs
     made = files.read(tmp_path / "results" / "local-peers.json", peers_page.PeersRun)
     assert {(t.method, t.draft_length) for t in made.raw} >= {("llama.cpp", 0), ("llama.cpp", 2)}
     assert made.models["llama.cpp"].startswith("9 (stand-in)")
-    assert made.ceiling == pytest.approx(380.796)
     checks = {check["arm"]: check for check in made.correctness}
     assert checks["llama.cpp"]["differences"] == checks["llama.cpp k=2"]["differences"] == []
     assert "Against llama.cpp" in out
-    assert "380.8 tok/s, its ceiling" in " ".join(out.split())
     calls = [json.loads(line) for line in (programs[2] / "calls.txt").read_text().splitlines()]
     spoken = [call for call in calls if call[0] == llama_cpp.SPECULATIVE]
     assert len(spoken) == len(TEXTS) + 1, "and one to warm up"

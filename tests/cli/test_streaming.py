@@ -14,7 +14,7 @@ import optimized_speculative
 from speclab.cli import decoding
 from speclab.core.rounds import Round
 from speclab.models.cached import CachedModel
-from speclab.models.pieces import pieces, text_of
+from speclab.models.pieces import Pieces, text_of
 from speclab.models.prompts import Prompt
 from tests.small_tokenizers import byte_level
 
@@ -46,7 +46,7 @@ def shown(text: str, stream: bool = True, out: type[io.StringIO] = Terminal) -> 
         Round([d, e], n_drafted=1, n_accepted=1),
         Round([f, *g], n_drafted=0, finish="length"),
     ]
-    setup = SimpleNamespace(pieces=lambda _: pieces(tokenizer))
+    setup = SimpleNamespace(pieces=lambda _: Pieces(tokenizer))
     with contextlib.redirect_stdout(out()) as printed:
         decoding._Decoded(setup, Namespace(stream=stream)).show(Prompt("x", "", torch.tensor([[0]])), iter(rounds))
     assert text_of(tokenizer, [a, b, c, d, e, f, *g]) == text

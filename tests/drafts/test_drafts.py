@@ -10,8 +10,7 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.rounds import Round, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import Dial
-from speclab.models.cached import CachedModel
-from speclab.models.checking.uncached import distributions
+from speclab.models.cached import CachedModel, distributions
 from speclab.system.errors import UsageProblem
 from tests.decoding import plain_text, speculative_rounds
 from tests.tiny_models import VOCAB, perturbed, tiny

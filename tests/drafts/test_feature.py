@@ -102,20 +102,6 @@ def test_ids_that_the_head_lacks_are_never_proposed_and_do_no_harm(n_ids, ids, s
         assert text == plain_text(CachedModel(model), prompts(1), 40)
 
 
-def test_a_prompt_of_one_token_has_a_forecast_too():
-    model, head, _ = trained()
-    drafter, prompt = FeatureDrafter(head), torch.tensor([[7]])
-    target = reading(model, drafter)
-    setup = Setup(target, None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
-    bench = Bench(setup, {"feature": drafter}, 12, seed=0)
-    rounds = list(speculative_rounds(target, drafter, prompt, 3, 12))
-    text = [token for r in rounds for token in r.tokens]
-    probs = accept_probs(bench, "feature", Prompt("code", "", prompt), text, Sampling(), 3)
-    assert forecast(probs, 12, 3).n_rounds == pytest.approx(len(rounds) - 1)
-    rows = list(drafter.chain_probs(target, [7], text[:1], Sampling(), 2))
-    assert [row.shape for row in rows] == [(1, VOCAB)] * 2
-
-
 def test_a_target_that_keeps_no_states_is_a_fault():
     model, head, texts = trained()
     with pytest.raises(RuntimeError, match="no pass keeps the output of layer 0"):
@@ -125,17 +111,16 @@ def test_a_target_that_keeps_no_states_is_a_fault():
 def test_the_forecast_of_a_greedy_decoding_is_exact():
     """What a round accepts depends on where it began, so the table holds every start; the rounds follow from it."""
     model, head, texts = trained()
-    drafter = FeatureDrafter(head)
+    drafter, seen = FeatureDrafter(head), set()
     target = reading(model, drafter)
     setup = Setup(target, None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
     bench = Bench(setup, {"feature": drafter}, N_NEW, seed=0)
-    seen = set()
-    for text in texts:
-        prompt, new = Prompt("code", "", text[None, :9]), text[9:].tolist()
-        probs = accept_probs(bench, "feature", prompt, new, Sampling(), 5)
+    for prompt in [*(text[None, :9] for text in texts), torch.tensor([[7]])]:
+        new = plain_text(CachedModel(model), prompt, N_NEW)
+        probs = accept_probs(bench, "feature", Prompt("code", "", prompt), new, Sampling(), 5)
         assert [len(row) for row in probs] == [min(5, N_NEW - t) for t in range(N_NEW)]
         for k in (1, 3, 5):
-            rounds = list(speculative_rounds(target, drafter, text[None, :9], k, N_NEW))
+            rounds = list(speculative_rounds(target, drafter, prompt, k, N_NEW))
             expected = forecast(probs, N_NEW, k)
             assert expected.n_rounds == pytest.approx(len(rounds) - 1)
             assert expected.n_accepted == pytest.approx(sum(r.n_accepted for r in rounds))

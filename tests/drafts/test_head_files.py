@@ -1,10 +1,12 @@
 """Heads in files: what is written comes back, published shapes are read, and what is wrong is one line."""
 
 import argparse
+import contextlib
 import json
 import math
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -225,30 +227,20 @@ def test_a_damaged_head_is_one_line(target, folder, damage, message):
     assert message in refused(read_head, str(folder), target)
 
 
-class Unread:
-    """This is an open file of weights that must not be read: its header alone may be."""
+right_open = files.safe_open
 
-    def __init__(self, *args):
-        self.file = right_open(*args)
 
-    def __enter__(self):
-        self.inner = self.file.__enter__()
-        return self
+@contextlib.contextmanager
+def unread(*args):
+    """An open file of weights that must not be read: its header alone may be."""
 
-    def __exit__(self, *args):
-        return self.file.__exit__(*args)
-
-    def keys(self):
-        return self.inner.keys()
-
-    def get_slice(self, name):
-        return self.inner.get_slice(name)
-
-    def get_tensor(self, name):
+    def read(name):
         raise AssertionError("a tensor was read")
 
+    with right_open(*args) as file:
+        yield SimpleNamespace(keys=file.keys, get_slice=file.get_slice, get_tensor=read)
 
-right_open = files.safe_open
+
 WEIGHTS = (
     (torch.ones(33).double(), "norm.weight is F64 (33,); its config.json asks for F64 (32,)"),
     (None, "norm.weight is missing"),
@@ -262,7 +254,7 @@ def check_weights(folder, read, monkeypatch) -> None:
     """Names, shapes and types are compared before a number is read, and numbers that are not finite are refused."""
     right = load_file(folder / "model.safetensors")["norm.weight"]
     with monkeypatch.context() as patch:
-        patch.setattr(files, "safe_open", Unread)
+        patch.setattr(files, "safe_open", unread)
         for tensor, message in WEIGHTS:
             other_weights(folder, norm__weight=tensor)
             assert message in refused(read)

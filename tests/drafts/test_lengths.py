@@ -136,29 +136,23 @@ def test_confidence_decides_on_a_cpu_alone():
     _, drafter = pair()
     assert drafter.asks_to_go_on
     assert FeatureDrafter(tiny_head()).asks_to_go_on
-    assert not NgramDrafter().asks_to_go_on
-    auto = AutoLength(drafter)
+    auto, asked = AutoLength(drafter), []
     auto.costs[0.0] = FREE
-    asked = []
     auto._pays = lambda probability: asked.append(probability) or True
     decoded(auto)
     assert asked
     assert all(0 < probability <= 1 for probability in asked)
-    assert drafter.keep_drafting is None
-    asked.clear()
+    n_asked = len(asked)
     auto.propose(3, torch.zeros(1, 3, device="meta"))
-    assert not asked
+    assert len(asked) == n_asked
 
 
 def test_acceptance_is_counted_for_tested_tokens_alone():
     auto = AutoLength(pair(0.3)[1])
     auto.costs[0.0] = FREE
-    rounds = decoded(auto)
-    seen = auto.seen[0.0]
+    rounds, begun, seen = decoded(auto), Acceptance(), auto.seen[0.0]
     n_accepted, n_rejected = (sum(getattr(r, name) for r in rounds) for name in ("n_accepted", "n_rejected"))
-    assert n_accepted
-    assert n_rejected
-    begun = Acceptance()
+    assert min(n_accepted, n_rejected) > 0
     for tallies, before in ((seen.ranges, begun.ranges), (seen.depths, begun.depths)):
         assert sum(t.tested for t in tallies) - sum(t.tested for t in before) == n_accepted + n_rejected
         assert sum(t.accepted for t in tallies) - sum(t.accepted for t in before) == pytest.approx(n_accepted)

@@ -4,14 +4,10 @@ import json
 
 import pytest
 
-from draft_models import ModelDrafter, NgramDrafter
-from speclab.cli.compare import read_drafts
 from speclab.core.drafter import Lookup
 from speclab.drafts import registry
 from speclab.drafts.registry import add, add_lookup, kinds, read, read_all
-from speclab.models.cached import CachedModel
 from speclab.system.errors import UsageProblem
-from tests.tiny_models import tiny
 
 TYPED = ("model", "ngram", "suffix", "feature", "hybrid", "hybrid:ngram+model", "dial:0.5", "dial:0.5:free")
 
@@ -63,19 +59,3 @@ def test_no_folder_takes_the_place_of_a_kind(tmp_path, monkeypatch):
     assert read("ngram").is_lookup
     assert read("hybrid:ngram+model").parts[0].is_lookup
     assert read("./ngram").is_model
-
-
-def test_models_have_a_line_and_lookups_their_name():
-    model = ModelDrafter(CachedModel(tiny("llama")))
-    assert model.describe("model", model.draft.engine).startswith("model: llama, ")
-    assert "on the eager engine" not in model.describe("model", model.draft.engine)
-    assert model.describe("model", "another").endswith("; on the eager engine")
-    assert NgramDrafter().describe("ngram", "eager") is None
-
-
-def test_no_folder_has_the_name_of_a_draft_on_auto(tmp_path):
-    folder = tmp_path / "my auto"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    with pytest.raises(UsageProblem, match="rename the folder"):
-        read_drafts([str(folder)], [0.0])

@@ -82,6 +82,6 @@ def test_ids_that_the_target_never_emits_are_not_proposed():
 def test_every_lookup_knows_the_targets_ids(kind, monkeypatch):
     model = tiny("llama")
     monkeypatch.setattr(Setup, "load_draft", lambda setup, name: CachedModel(model))
-    drafter = registry.make(kind, Setup(CachedModel(model), None, "x", GREEDY, model.device, model.dtype, {}))
+    drafter = registry.make(kind, Setup(CachedModel(model), None, "x", GREEDY, model.device, model.dtype))
     bounds = {part.n_ids for part in drafter.parts if isinstance(part, Lookup)}
     assert bounds == {VOCAB}

@@ -115,13 +115,19 @@ def on_c(model: PreTrainedModel, fast: CModel | None = None) -> CachedModel:
     return CachedModel(model, fast=fast or packed(model))
 
 
+def on_engine(case: str) -> CachedModel:
+    """The model of a case, on the engine `c`, or on the eager one where the case begins with that."""
+    model = tiny(case.removeprefix("eager "))
+    return CachedModel(model) if case.startswith("eager ") else on_c(model)
+
+
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 1)
 
 
-def check_passes(model: PreTrainedModel, n_prompt: int, fast: CModel | None = None) -> None:
+def check_passes(cached: CachedModel, n_prompt: int) -> None:
     """Logits of a prompt and of passes of all widths, with rejected tokens between, are the library's uncached ones."""
-    cached, text = on_c(model, fast), text_of(model, n_prompt + sum(WIDTHS))
-    right = uncached(model, text)
+    text = text_of(cached.model, n_prompt + sum(WIDTHS))
+    right = uncached(cached.model, text)
     assert_close(cached.prefill(text[:, :n_prompt]), right[:, n_prompt - 1 : n_prompt])
     at = n_prompt
     for i, width in enumerate(WIDTHS):

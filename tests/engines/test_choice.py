@@ -50,12 +50,19 @@ def damaged():
     return model
 
 
+def headless():
+    model = float32()
+    model.lm_head = None
+    return model
+
+
 EAGER = {
     "another family": (mixtral, "does not know mixtral"),
     "another activation": (lambda: float32(hidden_act="tanh"), "the activation tanh"),
     "float64": (lambda: tiny("llama"), "float32"),
     "bfloat16": (lambda: tiny("llama", dtype=torch.bfloat16), "float32"),
     "damaged weights": (damaged, "off by nan"),
+    "any trouble": (headless, "AttributeError"),
 }
 
 
@@ -65,20 +72,6 @@ def test_what_c_cannot_run_stays_eager(make, words):
     assert fast is None
     assert words in why
     assert len(why.splitlines()) == 1
-
-
-@pytest.mark.parametrize("error", [KeyError("what"), RuntimeError(), torch.OutOfMemoryError("too large\nreally")])
-def test_any_trouble_leaves_the_eager_engine(monkeypatch, error):
-    """Also one without words."""
-
-    def trouble(*args):
-        raise error
-
-    monkeypatch.setattr(engine_choice, "parts_of", trouble)
-    fast, why = engine_choice.choose(float32(), "auto")
-    assert fast is None
-    assert type(error).__name__ in why
-    assert "\n" not in why
 
 
 @pytest.mark.parametrize("family", ["mistral_window", "gemma3_window"])
@@ -106,7 +99,7 @@ def test_wrong_logits_are_no_engine_however_noisy_the_eager_one(monkeypatch):
     monkeypatch.setattr(c_pass.CModel, "run", lambda *args: right(*args).flip(-1))
     fast, why = engine_choice.choose(float32(), "c")
     assert fast is None
-    assert "128 * eps(float32) * max|logit|" in why
+    assert float(why.rpartition("rounding explains ")[2]) < 1e-3
 
 
 def test_an_engine_that_loses_what_was_rolled_back_is_refused(monkeypatch):
@@ -119,7 +112,7 @@ def test_an_engine_that_loses_what_was_rolled_back_is_refused(monkeypatch):
 
 def loses_its_last_key(backend: c_pass.CBackend, n_tokens: int, length: int) -> None:
     if n_tokens:
-        keys, _ = row_of(backend.text, length - n_tokens - 1)
+        keys, _ = row_of(backend, length - n_tokens - 1)
         with torch.inference_mode():
             keys.zero_()
 

@@ -17,6 +17,7 @@ from speclab.models.family import NoFastBackend
 from tests.tiny_models import tiny
 
 FLOATS = 1
+IS_ROOT = hasattr(os, "getuid") and os.getuid() == 0
 
 
 class Machine:
@@ -51,41 +52,32 @@ class Machine:
         os.utime(tool, (1, 1))  # a compiler that was changed would be another one
 
     def compile(self, *more: str):
-        """In a process that has loaded nothing yet."""
-        return library.__wrapped__(FLOATS, more)
-
-    @property
-    def n_runs(self) -> int:
+        """In a process that has loaded nothing yet. -> how often the compiler has run"""
+        assert library.__wrapped__(FLOATS, more) is self.right
         return len(self.runs.read_text().splitlines())
 
-    def files(self) -> list[Path]:
-        return sorted(self.folder.glob("*.so"))
+    def file(self) -> Path:
+        [file] = self.folder.iterdir()
+        return file
 
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    return Machine(tmp_path, monkeypatch)
+    made = Machine(tmp_path, monkeypatch)
+    made.has(made.copies)
+    return made
 
 
-def test_it_is_compiled_once(machine):
-    machine.has(machine.copies)
-    for _ in range(3):
-        assert machine.compile().page_tokens() == library(FLOATS).page_tokens()
-    assert machine.n_runs == 1
-    assert [file.stat().st_mode & 0o777 for file in machine.folder.iterdir()] == [0o600], "and nothing else is left"
-
-
-def test_another_source_or_flag_is_another_file(machine, monkeypatch, tmp_path):
-    machine.has(machine.copies)
-    machine.compile()
-    machine.compile("-O1")
+def test_each_source_flag_and_processor_is_compiled_once(machine, monkeypatch, tmp_path):
+    assert machine.compile() == machine.compile() == 1
+    assert machine.file().stat().st_mode & 0o777 == 0o600
+    assert machine.compile("-O1") == machine.compile("-O1") == 2
     other = tmp_path / "pass.c"
     other.write_bytes(module.SOURCE.read_bytes() + b"\n")
     monkeypatch.setattr(module, "SOURCE", other)
-    machine.compile()
+    assert machine.compile() == 3
     monkeypatch.setattr(module, "_processor", lambda: "another one")
-    machine.compile()
-    assert len(machine.files()) == machine.n_runs == 4
+    assert machine.compile() == 4
 
 
 DAMAGES = {
@@ -94,52 +86,48 @@ DAMAGES = {
     "writable by all": lambda file: file.chmod(0o606),
     "of another user": lambda file: os.chown(file, 12345, -1),
 }
-IS_ROOT = hasattr(os, "getuid") and os.getuid() == 0
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_file_that_may_be_another_one_is_compiled_again(machine, damage):
     if damage == "of another user" and not IS_ROOT:
         pytest.skip("only root can give files away")
-    machine.has(machine.copies)
     machine.compile()
-    DAMAGES[damage](machine.files()[0])
-    machine.compile()
-    assert machine.n_runs == 2
-    assert machine.loaded == [machine.compiled] * 2
-    machine.compile()
-    assert machine.n_runs == 2
+    DAMAGES[damage](machine.file())
+    assert machine.compile() == machine.compile() == 2
+    assert machine.loaded == [machine.compiled] * 3
 
 
-@pytest.mark.parametrize("mode", [0o770, 0o707])
-def test_nothing_is_loaded_from_a_folder_that_others_can_write_to(machine, mode):
-    machine.has(machine.copies)
-    machine.compile()
-    machine.folder.chmod(mode)
-    with pytest.raises(NoFastBackend, match="chmod 700"):
+FOLDERS = {
+    "writable by the group": (lambda folder: folder.mkdir() or folder.chmod(0o770), "chmod 700"),
+    "writable by all": (lambda folder: folder.mkdir() or folder.chmod(0o707), "chmod 700"),
+    "a file": (Path.touch, "SPECLAB_CACHE"),
+}
+
+
+@pytest.mark.parametrize(("make", "words"), FOLDERS.values(), ids=FOLDERS)
+def test_nothing_is_loaded_from_a_folder_that_others_can_write_to(machine, make, words):
+    make(machine.folder)
+    with pytest.raises(NoFastBackend, match=words):
         machine.compile()
-    assert len(machine.loaded) == 1
-
-
-def test_a_folder_that_cannot_be_made_is_a_reason(machine):
-    machine.has(machine.copies)
-    machine.folder.write_text("a file")
-    with pytest.raises(NoFastBackend, match="SPECLAB_CACHE"):
-        machine.compile()
+    assert machine.loaded == []
 
 
 FAILURES = {
     "an error among notes": ("echo note >&2; echo 'pass.c:7: error: no such thing' >&2; exit 1", "no such thing"),
     "only notes": ("echo 'killed by a signal' >&2; exit 4", "killed by a signal"),
-    "without a word": ("exit 1", "said nothing"),
     "no file": ("exit 0", "said nothing"),
     "no library": ("echo text > pass.so", "invalid ELF"),
+    "no compiler": (None, module.NO_COMPILER),
 }
 
 
 @pytest.mark.parametrize(("script", "words"), FAILURES.values(), ids=FAILURES)
 def test_a_compiler_that_fails_leaves_the_eager_engine(machine, script, words):
-    machine.has(script)
+    if script is None:
+        (machine.tools / "cc").unlink()
+    else:
+        machine.has(script)
     library.cache_clear()
     try:
         fast, why = engine_choice.choose(tiny("llama", dtype=torch.float32), "auto")
@@ -152,24 +140,11 @@ def test_a_compiler_that_fails_leaves_the_eager_engine(machine, script, words):
 
 def test_without_openmp_one_thread_computes(machine, capsys):
     machine.has(f"case $* in *openmp*) echo error: no such option >&2; exit 1;; esac; {machine.copies}")
-    assert machine.compile().page_tokens() == library(FLOATS).page_tokens()
-    assert machine.n_runs == 2
+    assert machine.compile() == 2
     assert "one thread" in capsys.readouterr().err
 
 
-def test_without_a_compiler_models_run_eagerly(machine):
-    """And CC names one, which comes first."""
-    library.cache_clear()
-    try:
-        fast, why = engine_choice.choose(tiny("llama", dtype=torch.float32), "c")
-    finally:
-        library.cache_clear()
-    assert fast is None
-    assert module.NO_COMPILER in why
-    machine.has(machine.copies)
-    assert module.compiler() == str(machine.tools / "cc")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CC", "/bin/true")
-        assert module.compiler() == "/bin/true"
-        patch.setenv("CC", "/nothing/there")
-        assert module.compiler() == str(machine.tools / "cc")
+@pytest.mark.parametrize(("named", "found"), [("/bin/true", "/bin/true"), ("/nothing/there", None)])
+def test_the_compiler_that_cc_names_comes_first(machine, monkeypatch, named, found):
+    monkeypatch.setenv("CC", named)
+    assert module.compiler() == (found or str(machine.tools / "cc"))

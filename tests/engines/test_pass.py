@@ -6,12 +6,25 @@ import itertools
 import pytest
 import torch
 
-from speclab.engines.c_pass import AT_ONCE, Pass, Text
+from speclab.engines.c_pass import AT_ONCE, Pass
 from speclab.engines.eager import layer_outputs
 from speclab.engines.parts import FAMILIES, parts_of
 from speclab.models import engine_choice
-from tests.engines.families import CASES, WINDOW, check_passes, made, on_c, packed, text_of, tiny, uncached
+from tests.engines.families import (
+    CASES,
+    WINDOW,
+    check_passes,
+    made,
+    on_c,
+    on_engine,
+    packed,
+    text_of,
+    tiny,
+    uncached,
+)
 from tests.tiny_models import assert_close
+
+EAGER = ("eager llama", "eager mistral", "eager gemma3_text", "eager gpt2")
 
 
 def test_every_family_is_tried():
@@ -19,17 +32,17 @@ def test_every_family_is_tried():
 
 
 @pytest.mark.parametrize("n_prompt", [20, AT_ONCE + 70])  # within a page and across; several calls
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *EAGER])
 def test_logits_are_the_librarys(case, n_prompt):
-    check_passes(tiny(case), n_prompt)
+    check_passes(on_engine(case), n_prompt)
 
 
 TURNED = ("phi3, some turned", "gpt_neox")  # four of six numbers of a head
 
 
 def test_the_cases_are_what_they_are_called():
-    assert [packed(tiny(case)).angles[0](torch.arange(3))[0].shape for case in TURNED] == [(3, 2)] * 2
-    assert packed(tiny("smollm3")).rotary[1] is None
+    assert [packed(tiny(case)).model.turned for case in TURNED] == [4, 4]
+    assert packed(tiny("smollm3")).layers[1].rotary == 0
     assert {layer.window for layer in packed(tiny("gemma3_text")).layers} == {0, WINDOW}
     assert packed(tiny("olmo2")).model.whole_norms
     for case in ("llama with biases", "qwen2", "gpt2", "gpt_neox"):
@@ -59,10 +72,11 @@ def path_to(node: int) -> list[int]:
 
 
 @pytest.mark.parametrize("n_prompt", [5, 61, AT_ONCE - 4])  # within the window, over the end of a page, later
-@pytest.mark.parametrize("case", ["llama", "mistral", "gemma3_text", "qwen2", "gpt2", "gpt_neox", "smollm3"])
+@pytest.mark.parametrize("case", ["llama", "mistral", "gemma3_text", "qwen2", "gpt2", "gpt_neox", "smollm3", *EAGER])
 def test_every_token_of_a_tree_gets_the_logits_of_its_branch(case, n_prompt):
     """And where one branch is kept, the text goes on as after that branch alone; nothing of the others is read."""
-    model, cached = tiny(case), on_c(tiny(case))
+    cached = on_engine(case)
+    model = cached.model
     text, tree = text_of(model, n_prompt + 9), text_of(model, 1 + len(PARENTS), seed=2)
     cached.hidden_layers = (0, 1)
     for deepest in (9, 8, 3, 11):
@@ -103,8 +117,7 @@ def test_several_texts_in_one_pass_are_each_alone(case):
     """Texts of other lengths, their tokens in turns; logits are asked of some, in another order."""
     model, packing = tiny(case), packed(tiny(case))
     ids, lengths, width = [text_of(model, n, seed=n) for n in (4, 63, 90)], (1, 60, 86), 3
-    texts = [Text(packing) for _ in ids]
-    packing.reach(90)
+    texts = [packing.start() for _ in ids]
     for i in range(max(lengths) + width):
         now = [(t, i) for t, n in enumerate(lengths) if i < n]  # every text that is not yet so long, by one token
         now += [(t, lengths[t] + j) for t in range(3) for j in range(width)] if i >= max(lengths) else []
@@ -122,13 +135,12 @@ def several(packing, texts, ids, now):
     """A pass over tokens, each (number of its text, row). -> (tokens, ids) logits, the last token's first"""
     for t, row in now:
         texts[t].reserve(row + 1)
-    numbers = torch.tensor([[t, row, row, row + 1, len(now) - 1 - i] for i, (t, row) in enumerate(now)]).int()
-    columns = [column.contiguous() for column in numbers.T]
+    tokens = torch.tensor([[t, row, row, row + 1] for t, row in now], dtype=torch.int32)
     chosen = torch.tensor([ids[t][0, row] for t, row in now])
     pages = (ctypes.c_void_p * 3)(*(ctypes.addressof(text.addresses) for text in texts))
-    given = Pass(first=0, end=len(packing.layers), ids=chosen.data_ptr(), pages=ctypes.addressof(pages))
-    given.text, given.position, given.row, given.whole, given.wanted = (column.data_ptr() for column in columns)
-    return packing.run(given, len(now), len(now), {})[0]
+    given = Pass(m=len(now), first=0, end=len(packing.layers), ids=chosen.data_ptr(), pages=ctypes.addressof(pages))
+    given.token = tokens.data_ptr()
+    return packing.run(given, range(len(now))[::-1], {})[0]
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma2", "gpt2"])

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 from exercises.guard import place
-from tests.exercises.answers import agree, asked, wrong
+from tests.exercises.answers import asked
 
 PREFILL, STEP = 4.0, 0.25  # seconds; sums of these are exact in binary
 
@@ -42,12 +42,11 @@ class Machine:
         return learner.time_decoding(self.decode, self.clock, self.synchronize, n_warm_up)
 
 
-TIMES = "{}: seconds of the prefill, seconds of the decoding, tokens"  # of what it is, a machine, and warm-up runs
-WARM_UP = "two slow runs to warm up", {"slow_runs": 2}, 2
+TIMES = "{}: seconds of the prefill, seconds of the decoding, tokens"  # of what it is, and a machine
 
 
-def timed(one: ModuleType, what: str, machine: dict, n_warm_up: int = 0) -> tuple[float, float, int]:
-    return Machine(**machine).timed_by(one, n_warm_up)
+def timed(one: ModuleType, what: str, machine: dict) -> tuple[float, float, int]:
+    return Machine(**machine).timed_by(one)
 
 
 @asked([("a prefill of 4 s and 8 steps of 0.25 s", {})], TIMES, [(PREFILL, 8 * STEP, 9)])
@@ -56,40 +55,31 @@ def test_the_first_token_ends_the_prefill(one, *case):
     return timed(one, *case)
 
 
-def test_waits_for_the_device_before_every_reading(learner):
-    """time_decoding: the device works on while the host runs ahead; a clock read without waiting tells nothing."""
-    machine = Machine()
-    machine.timed_by(learner)
-    readings = [i for i, call in enumerate(machine.calls) if call == "clock"]
-    bare = sum(i == 0 or machine.calls[i - 1] != "synchronize" for i in readings)
-    if bare or not readings:
-        wrong(f"{bare} of your {len(readings)} clock readings come without synchronize() right before them")
+WAITED = {"readings of the clock": 3, "waits for the device": 3, "readings without synchronize() right before them": 0}
 
 
-def test_does_not_wait_after_every_token(learner):
-    """time_decoding: three readings of the clock, each with a wait before it; any other wait slows the run."""
-    machine = Machine(n_tokens=50)
-    machine.timed_by(learner)
-    n_clock, n_waits = machine.calls.count("clock"), machine.calls.count("synchronize")
-    if (n_clock, n_waits) != (3, 3):
-        wrong(f"of 50 tokens you read the clock {n_clock} times and waited for the device {n_waits} times")
+@asked([(9,), (50,)], "{} tokens", [WAITED] * 2)
+def test_waits_for_the_device_before_every_reading_and_never_else(one, n_tokens):
+    """time_decoding: the device works on while the host runs ahead, so a clock read without waiting tells nothing; any
+    other wait slows the run."""
+    machine = Machine(n_tokens)
+    machine.timed_by(one)
+    before = [machine.calls[i - 1] for i, call in enumerate(machine.calls) if call == "clock"]
+    bare = sum(call != "synchronize" for call in before)
+    return dict(zip(WAITED, (len(before), machine.calls.count("synchronize"), bare), strict=True))
 
 
-def test_warm_up_runs_are_run_and_not_timed(learner):
+WARMED = {"calls of decode()": 3, "runs that began": 3, "runs that went to their end": 3, "early readings": 0}
+
+
+@asked([()], "2 warm-up runs and a timed one", [WARMED | {"times": (PREFILL, 8 * STEP, 9)}])
+def test_warm_up_runs_are_run_and_not_timed(one):
     """time_decoding: warm-up runs are used up to their ends, and the clock is read after them."""
     machine = Machine(slow_runs=2)
-    machine.timed_by(learner, n_warm_up=2)
+    times = machine.timed_by(one, n_warm_up=2)
     calls = [i for i, call in enumerate(machine.calls) if call == "decode"]
-    if len(calls) != 3:
-        wrong(f"2 warm-up runs and a timed one make 3 calls of decode(), you made {len(calls)}")
-    if machine.started != 3:
-        it = "an iterator does nothing until it is asked"
-        wrong(f"it looks as if your warm-up calls decode() and takes no tokens from it: {it}")
-    if machine.finished != 3:
-        wrong(f"only {machine.finished} of 3 runs went to their end: use up the warm-up runs too")
-    if "clock" in machine.calls[: calls[1]]:
-        wrong("it looks as if you read the clock before the warm-up was over")
-    agree(learner, timed, [WARM_UP], TIMES, [(PREFILL, 8 * STEP, 9)])
+    early = machine.calls[: calls[min(1, len(calls) - 1)]].count("clock")
+    return dict(zip(WARMED, (len(calls), machine.started, machine.finished, early), strict=True)) | {"times": times}
 
 
 ENDS = [("one token", {"n_tokens": 1}), ("no token, 100 s of work", {"n_tokens": 0, "slow_runs": 1})]

@@ -2,8 +2,6 @@
 
 import itertools
 
-import pytest
-
 from tests.exercises.answers import asked
 
 
@@ -47,7 +45,6 @@ def enumerated(alpha: float, k: int) -> float:
 MANY = list(itertools.product((0.1, 0.5, 0.7), (1, 2, 3, 5)))
 
 
-@pytest.mark.whole
 @asked(MANY, "alpha {}, k {}, over all outcomes of the drafts: tokens", [round(enumerated(*one), 9) for one in MANY])
 def test_expected_tokens_equal_a_full_enumeration(one, alpha, k):
     """expected_tokens: every way that k drafts can come out, weighed by its chance."""

@@ -6,13 +6,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from draft_models import NgramDrafter
-from exercises import Todo, ex07_ngram
-from solutions.ex07_ngram import MyDrafter
 from speclab.models import loading, prompts
-from speclab.system.errors import UsageProblem
 from tests.exercises.answers import mistaken, mistakes
-from tests.exercises.count_rounds import main, replay, texts
-from tests.exercises.test_ex07_ngram import TOKENS_PER_ROUND
+from tests.exercises.test_ex07_ngram import TEXTS, TOKENS_PER_ROUND, replay
 
 
 def test_the_texts_are_the_labs_copy_prompts_as_its_target_continues_them():
@@ -21,7 +17,7 @@ def test_the_texts_are_the_labs_copy_prompts_as_its_target_continues_them():
     model = AutoModelForCausalLM.from_pretrained(loading.LAB_TARGET, dtype=torch.float32)
     copies = [pair for pair in prompts.standard() if pair[0] == "copy"]
     chosen = prompts.encode([copies[i] for i in (0, 6, 8)], tokenizer)  # length and age of a match matter most there
-    for text, prompt in zip(texts(), chosen, strict=True):
+    for text, prompt in zip(TEXTS, chosen, strict=True):
         assert text["prompt"] == prompt.id_list
         assert len(text["continuation"]) == 64
         ids, n = torch.tensor([text["prompt"] + text["continuation"]]), len(text["prompt"])
@@ -47,16 +43,3 @@ def test_the_stated_figure():
     n_tokens, n_rounds = replay(partial(NgramDrafter, 400, 400))  # it finds nothing
     assert n_tokens == n_rounds == 189
     assert n_tokens / min(few.values()) < TOKENS_PER_ROUND <= n_tokens / max(enough)
-
-
-def test_a_reader_can_see_their_own_count(monkeypatch, capsys):
-    """On a finished drafter, and on an open hole."""
-
-    def todo():
-        raise Todo("ex07: MyDrafter.prefill")
-
-    said = [(MyDrafter, 0, "k = 4: 189 tokens in 72 rounds, 2.62 tokens per round\n")]
-    for drafter, code, line in [*said, (todo, UsageProblem.exit_code, "todo: ex07: MyDrafter.prefill")]:
-        monkeypatch.setattr(ex07_ngram, "MyDrafter", drafter)
-        assert main([]) == code
-        assert line in "".join(capsys.readouterr())

@@ -7,6 +7,7 @@ import itertools
 import tokenize
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
+from unittest import mock
 
 import torch
 
@@ -156,25 +157,20 @@ COURSE = "k = {}, {} tokens, a wrong draft at each multiple of {}, at most {} dr
 
 def uniforms_are_used_once(learner: ModuleType) -> None:
     """The random numbers given to the drafter are others than those given to the learner's accept."""
-    testing, own_accept = [], learner.accept
+    testing, drafting, own_accept = [], [], learner.accept
 
     def noted(draft: Draft, target_probs: torch.Tensor, uniforms: torch.Tensor):
         testing.append(set(uniforms.flatten().tolist()))
         return own_accept(draft, target_probs, uniforms)
 
-    learner.accept, drafting = noted, []
-    try:
+    with mock.patch.object(learner, "accept", noted):
         for at_most in (99, 1):
             drafter = Noting(one_up, 3, at_most)
             list(learner.decode(TinyTarget(one_up), drafter, PROMPT, 4, DecodeSettings(20, Sampling(1.0), seed=5)))
             drafting += drafter.uniforms
-    finally:
-        learner.accept = own_accept
     if any(drawn & tested for drawn, tested in zip(drafting, testing, strict=False)):
-        wrong(
-            "random numbers given to accept have drawn the draft already: a token that was drawn with a small number "
-            "would meet it again in its test, and be kept too often; drafting and testing need numbers of their own"
-        )
+        why = "a token that was drawn with a small number would meet it again in its test, and be kept too often"
+        wrong(f"random numbers given to accept have drawn the draft already: {why}; each needs numbers of its own")
 
 
 HALVES = [0.5, 0.5]

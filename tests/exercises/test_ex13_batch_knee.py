@@ -76,15 +76,3 @@ def test_the_table_of_the_chapter():
         for n, cell in zip(batches, cells.split(" | "), strict=True):
             k, speedup = right.best_k(*models(), n, int(context.replace(",", "")), EIGHTH)
             assert cell.strip() == (f"{speedup:.2f}x k={k}" if k else "off")
-
-
-def test_the_knee_of_the_chapter():
-    """Without context: from the best speedups over lengths of 1 and more."""
-    machine, target, draft = models()
-    batches, best = [2**i for i in range(9)], []
-    for n in batches:
-        step, drafting = (right.step_time(machine, model, n, 1, 0) for model in (target, draft))
-        tokens = itertools.accumulate([1.0, *EIGHTH])
-        rounds = [k * drafting + right.step_time(machine, target, n, k + 1, 0) for k in range(9)]
-        best.append(max(t * step / r for k, (t, r) in enumerate(zip(tokens, rounds, strict=True)) if k))
-    assert f"at a batch of {right.knee(batches, best):.0f}" in " ".join(chapter(STEM).split())

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from types import ModuleType
 
-import pytest
-
 from solutions import ex16_tree_sampling as right
 from speclab.system.paths import ROOT
 from tests.exercises.answers import asked, chapter, simplest, whole, wrong
@@ -36,13 +34,9 @@ class Script:
 
     def __call__(self, row: Row) -> int:
         row = list(row)
-        if any(isinstance(share, float) for share in row):
-            wrong(
-                f"it looks as if yours calls draw with floats, {shown(row)}: keep fractions. One 0.0 makes "
-                "floats of them; write 0"
-            )
-        if abs(sum(row) - 1) > 1e-9 or min(row) < 0:
-            wrong(f"it looks as if yours calls draw with {shown(row)}, which is no distribution")
+        if any(isinstance(share, float) for share in row) or sum(row) != 1 or min(row) < 0:
+            what = "no distribution of fractions (one 0.0 makes floats of them; write 0)"
+            wrong(f"it looks as if yours calls draw with {shown(row)}, {what}")
         self.rows.append(row)
         if len(self.rows) > len(self._ids):
             wrong(f"it looks as if yours calls draw {len(self.rows)} times, where {len(self._ids)} are enough")
@@ -161,7 +155,6 @@ def law_at(one: ModuleType, target: Row, draft: Row, m: int) -> tuple[Row, Fract
     return law, kept_share
 
 
-@pytest.mark.whole
 def test_the_targets_law_comes_out(learner):
     """children, accept_children: summed over all draws of children and all their tests, the next token follows the
     target's row."""

@@ -11,7 +11,7 @@ import compare
 from speclab.models import prompts
 from speclab.records.files import ComparisonRun, read
 
-TEXTS = [("code", "def f(x):"), ("prose", "return x"), ("copy", "x + 1, x + 1,")]
+TEXTS = (("code", "def f(x):"), ("prose", "return x"), ("copy", "x + 1, x + 1,"))
 
 
 class Ran(NamedTuple):
@@ -29,20 +29,20 @@ class Ran(NamedTuple):
         return read(self.folder / "results" / "local.json", ComparisonRun)
 
 
-def call(pair: Path, folder: Path, *words: str) -> Ran:
-    """Run it on three short prompts of three kinds; the last of words that are given twice counts."""
+def call(pair: Path, folder: Path, *words: str, texts=TEXTS) -> Ran:
+    """Run it on these prompts, by their kinds; the last of words that are given twice counts."""
     models = ["--target", str(pair / "target"), "--draft", f"{pair / 'draft'},ngram"]
     size = ["--limit", "1", "--max-new-tokens", "16", "-k", "2,4", "--threads", "1", "--engine", "eager"]
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prompts, "standard", lambda: TEXTS)
+        patch.setattr(prompts, "standard", lambda: list(texts))
         code = compare.main([*models, *size, "--out-dir", str(folder), *words])
     return Ran(code, out.getvalue(), err.getvalue(), folder)
 
 
 @pytest.fixture
 def run(pair_folder, tmp_path):
-    return lambda *words: call(pair_folder, tmp_path, *words)
+    return lambda *words, **how: call(pair_folder, tmp_path, *words, **how)
 
 
 @pytest.fixture(scope="session")

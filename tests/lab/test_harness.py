@@ -303,7 +303,7 @@ def test_blocks_of_a_device_make_one_observation_each(pair, monkeypatch, kind, s
     contexts = iter([context for *_, context in machine.passes])
     for step, n in zip(found.steps, sizes, strict=True):
         mean = sum(next(contexts) for _ in range(n)) / n
-        assert (step.temperature, step.seconds) == (0.8, pytest.approx(1 + 0.01 * mean))
+        assert (step.temperature, step.seconds["verify"]) == (0.8, pytest.approx(1 + 0.01 * mean))
         assert abs(step.context - mean) <= 0.5
     assert decoding.decode_seconds == pytest.approx(sum(1 + 0.01 * context for *_, context in machine.passes))
     assert not found.rounds
@@ -418,7 +418,7 @@ def test_passes_of_which_a_part_is_left_are_told_apart():
     """Instrumented rounds say where the draft ran a part of the target, also in a hybrid: they cost something else."""
     target = CachedModel(tiny("llama"))
     drafters = {"part": Partial(), "both": HybridDrafter(NgramDrafter(), Partial()), "ngram": NgramDrafter()}
-    setup = Setup(target, None, "tiny", Sampling(), CPU, torch.float64, {})
+    setup = Setup(target, None, "tiny", Sampling(), CPU, torch.float64)
     arms = [BASELINE, *(Arm(name, name, 2) for name in drafters)]
     found = measure(
         Bench(setup, drafters, 12, seed=0), arms, [0.0], [make_prompt()], 1, {name: [0, 2] for name in drafters}

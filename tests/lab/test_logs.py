@@ -12,7 +12,7 @@ NAMES = ("method", "draft", "draft_length", "temperature", "prompt_kind", "targe
 COUNTS = ("n_prompts", "n_tokens", "n_rounds", "n_drafted", "n_accepted", "n_rejected", "n_emitted", "n_replays")
 RATIOS = (
     *("acceptance_rate", "drafted_fraction", "tokens_per_round", "book_formula", "book_formula_drafted_fraction"),
-    *("lossy_rule", "total_variation", "own_rates"),
+    *("lossy_rule", "total_variation"),
 )
 OF_CLOCK = (
     *("seconds", "prefill_seconds", "tokens_per_second"),

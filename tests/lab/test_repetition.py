@@ -10,7 +10,6 @@ from speclab.lab.harness import measure
 from speclab.models import prompts
 from speclab.models.names import LAB_TARGET
 from speclab.records.rows import BASELINE, GENERATE, Arm
-from tests.lab.conftest import call
 from tests.lab.test_harness import finish, make_bench, make_prompt
 from tests.tiny_models import VOCAB, perturbed, tiny
 
@@ -72,13 +71,12 @@ def test_every_arm_is_cut_where_the_baselines_greedy_text_begins_to_repeat(pair)
         assert line.loops is None
 
 
-def test_the_screen_says_what_was_cut(pair_folder, tmp_path, monkeypatch):
+def test_the_screen_says_what_was_cut(run):
     """The lab's pair on three prompts, of which two lead it into a loop."""
     by_kind = {kind: [text for its_kind, text in prompts.standard() if its_kind == kind] for kind in prompts.KINDS}
     texts = [("code", by_kind["code"][4]), ("prose", by_kind["prose"][0]), ("copy", by_kind["copy"][3])]
-    monkeypatch.setattr("tests.lab.conftest.TEXTS", texts)
     words = ("--target", LAB_TARGET, "--draft", "ngram", "-k", "2", "--max-new-tokens", "44", "--alone")
-    ran = call(pair_folder, tmp_path, *words)
+    ran = run(*words, texts=texts)
     assert (ran.code, ran.record.prompts["n_cut"]) == (0, 2)
     n_tokens = {row.temperature: row.n_tokens for row in ran.record.rows if row.draft and row.prompt_kind == "all"}
     assert n_tokens[0.8] == 3 * 43 > n_tokens[0.0]

@@ -19,7 +19,7 @@ from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
 from tests.decoding import keys_and_values, poison, speculative_rounds
 from tests.grids import pairs_often
-from tests.tiny_models import CLOSE, DTYPE_ON, VOCAB, WINDOW, assert_close, on_engine, perturbed, tiny
+from tests.tiny_models import CLOSE, DTYPE_ON, VOCAB, on_engine, perturbed, tiny
 
 N_NEW = 40
 PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
@@ -193,15 +193,13 @@ class Diary:
         held = kwargs["past_key_values"].get_seq_length()
         self._write(kwargs["input_ids"][0].tolist(), held)
 
-    def _note_c(self, given: Pass, m: int, *more) -> Tensor:
+    def _note_c(self, given: Pass, *more) -> Tensor:
         """Positions, rows and what is read follow each other, from the length of the text on."""
-        ids = list((ctypes.c_int64 * m).from_address(given.ids))
-        positions, rows, whole = (
-            list((ctypes.c_int32 * m).from_address(at)) for at in (given.position, given.row, given.whole)
-        )
-        assert positions == rows == [n - 1 for n in whole] == list(range(rows[0], rows[0] + m))
-        self._write(ids, rows[0])
-        return self._run(given, m, *more)
+        ids = list((ctypes.c_int64 * given.m).from_address(given.ids))
+        tokens = [list(one) for one in (ctypes.c_int32 * 4 * given.m).from_address(given.token)]
+        assert tokens == [[0, row, row, row + 1] for row in range(tokens[0][2], tokens[0][2] + given.m)]
+        self._write(ids, tokens[0][2])
+        return self._run(given, *more)
 
     def _write(self, tokens: list[int], held: int) -> None:
         start = self._cached.length if held else 0  # a new prompt forgets what was held
@@ -261,49 +259,6 @@ def test_draft_is_fed_its_last_token_after_full_acceptance():
 
 
 # --- The cached model alone ------------------------------------------------------------------------------------------
-
-
-def uncached(model, ids: Tensor) -> Tensor:
-    with torch.inference_mode():
-        return model(ids, use_cache=False).logits
-
-
-@pytest.mark.parametrize("family", ALL_FAMILIES)
-def test_feed_and_rollback_give_the_uncached_logits(family):
-    """Forward, roll back any depth, feed something else: logits as if the dropped tokens had never been."""
-    engine, model = model_of(family)
-    cached = CachedModel(model, fast=on_engine(engine, model))
-    text = torch.randint(0, VOCAB, (1, 40), generator=torch.Generator().manual_seed(9))
-    first = cached.prefill(text[:, :6])
-    assert first.shape == (1, 1, VOCAB)
-    assert_close(first, uncached(model, text[:, :6])[:, -1:])
-    at = 6
-    for width, dropped in ((1, 0), (5, 4), (3, 3), (9, 0), (2, 1), (8, 7), (1, 1), (4, 0)):  # past WINDOW, and back
-        wrong = (text[:, at : at + width] + 1) % VOCAB
-        block = torch.cat([text[:, at : at + width - dropped], wrong[:, width - dropped :]], dim=1)
-        logits = cached.forward(block)
-        right = uncached(model, torch.cat([text[:, :at], block], dim=1))[:, at:]
-        assert_close(logits, right)
-        at += width - dropped
-        cached.crop(at)
-        assert cached.length == at
-    assert at > 2 * WINDOW
-
-
-@pytest.mark.parametrize("family", [f"{engine}{name}" for engine in ("", "c ") for name in FAMILIES])
-def test_every_token_of_a_tree_reads_its_window(family):
-    """Of its own branch alone, with the positions that it has there."""
-    engine, model = model_of(family)
-    cached, parents = CachedModel(model, fast=on_engine(engine, model)), [-1, 0, 0, 1, 2, 2, 5, 6, 7]
-    text = torch.randint(0, VOCAB, (1, 30), generator=torch.Generator().manual_seed(9))
-    cached.prefill(text[:, :21])
-    reads = torch.eye(len(parents), dtype=torch.bool)
-    for node, parent in enumerate(parents[1:], start=1):
-        reads[node] |= reads[parent]
-    tree = text[:, 21:]
-    for node, logits in enumerate(cached.forward(tree, reads[None])[0]):
-        branch = torch.cat([text[:, :21], tree[:, reads[node]]], dim=1)
-        assert_close(logits, uncached(model, branch)[0, -1])
 
 
 def test_what_cannot_be_done_is_an_error():

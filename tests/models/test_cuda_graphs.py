@@ -30,7 +30,7 @@ from speclab.models.family import NoFastBackend
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.rows import BASELINE, Arm
-from tests.decoding import plain_text, speculative_rounds
+from tests.decoding import speculative_rounds
 from tests.recorder import graphed, stand_in
 from tests.tiny_models import CONTEXT, FAMILIES, VOCAB, tiny
 
@@ -53,11 +53,14 @@ def spoil_dead_rows(cached: CachedModel) -> None:
 # --- Passes -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_are_the_models_own(family):
+SHORT = {"gpt2 of 40 positions": ("gpt2", 40, {"n_positions": 40})}  # no multiple of a bucket
+CASES = {family: (family, CONTEXT - 2, {}) for family in FAMILIES} | SHORT  # OPT counts its positions from two
+
+
+@pytest.mark.parametrize(("family", "room", "changes"), CASES.values(), ids=CASES)
+def test_logits_are_the_models_own(family, room, changes):
     """Every width, buckets crossed, graph caches outgrown, padding at the edge of the context, garbage in dead rows."""
-    cached = graphed(family)
-    room = CONTEXT - 2  # OPT counts its positions from two
+    cached = graphed(family, **changes)
     ids = torch.randint(0, VOCAB, (1, room), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
         right = cached.model(input_ids=ids, use_cache=False).logits
@@ -94,27 +97,6 @@ def test_rounds_are_those_of_the_eager_engine(kind, sampling, family, recorder, 
     assert graphs.captures.n - before[0] < (recorder.n_replays - before[1]) / 2, "shapes must repeat"
 
 
-def test_the_baseline_in_chunks():
-    cached = graphed()
-    text = plain_text(CachedModel(cached.model), PROMPT, 50)
-    assert plain_text(cached, PROMPT, 50, chunk=16) == text
-
-
-def test_passes_are_padded_to_the_declared_widths(monkeypatch):
-    """A pass wider than all of them brings its own; one token stays one."""
-    cached, widths = graphed(), []
-    cached.prepare({5}, 0)
-    honest = GraphedModel.forward
-    monkeypatch.setattr(
-        GraphedModel, "forward", lambda self, ids, *rest: widths.append(ids.shape[1]) or honest(self, ids, *rest)
-    )
-    cached.prefill(PROMPT[:, :3])
-    for n in (1, 2, 4, 5, 7, 6):
-        widths.clear()
-        cached.forward(PROMPT[:, :n])
-        assert set(widths) == {{1: 1, 2: 5, 4: 5, 5: 5, 7: 7, 6: 7}[n]}
-
-
 def test_more_tokens_than_declared_are_several_replays():
     """A draft that waited for many rounds catches up without a recording, and with the same logits and states."""
     cached = graphed("llama")
@@ -134,15 +116,15 @@ def test_more_tokens_than_declared_are_several_replays():
 
 
 def test_what_was_declared_is_recorded_with_the_prompts_pass():
-    """Widths, and every bucket up to the longest text; a pass records nothing then."""
+    """Widths, and every bucket up to the longest text; passes of these, or padded to these, record nothing then."""
     cached = graphed()
     cached.prepare({5}, 60)
     cached.prefill(PROMPT)
     assert set(cached._backend._buffers.graphs) == {(width, rows) for width in (1, 5) for rows in (16, 32, 64)}
     before = graphs.captures.n
-    while cached.length < 54:
-        cached.forward(PROMPT[:, :1])
-        cached.forward(PROMPT[:, :4])
+    while cached.length < 50:
+        for width in (1, 2, 4, 5):
+            cached.forward(PROMPT[:, :width])
     assert graphs.captures.n == before
 
 
@@ -153,6 +135,10 @@ def test_what_was_handed_out_is_not_overwritten():
     kept = first.clone()
     cached.forward(PROMPT[:, 2:4])
     assert torch.equal(first, kept)
+    logits, uniforms = torch.eye(VOCAB, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    first = draw_next(logits[3:4], Sampling(), uniforms)
+    draw_next(logits[7:8], Sampling(), uniforms)
+    assert first.item() == 3, "nor is the result of a function"
 
 
 def test_graph_caches_outlive_decodings_and_are_never_shared():
@@ -171,18 +157,6 @@ def test_graph_caches_outlive_decodings_and_are_never_shared():
         assert {id(one._backend._buffers), id(two._backend._buffers)} == graph_caches, "free ones are taken again"
         recorded.append(graphs.captures.n)
     assert recorded[0] == recorded[1], "and with them their graphs"
-
-
-def test_learned_positions_end_where_the_context_does():
-    """A context that is no multiple of a bucket: the warm-up of a recording looks nothing up beyond it."""
-    cached = graphed("gpt2", n_positions=40)
-    ids = torch.randint(0, VOCAB, (1, 40), generator=torch.Generator().manual_seed(2))
-    cached.prefill(ids[:, :9])
-    for place in range(9, 37, 4):
-        cached.forward(ids[:, place : place + 4])
-    with torch.inference_mode():
-        right = cached.model(ids, use_cache=False).logits[:, 37:]
-    assert torch.allclose(cached.forward(ids[:, 37:]), right, atol=1e-9)
 
 
 def test_after_a_recording_that_failed_there_is_no_other(monkeypatch):
@@ -225,13 +199,6 @@ def test_functions_are_recorded_once_for_each_kind_of_arguments(recorder):
             assert torch.equal(found.n_accepted, right.n_accepted)
             assert torch.equal(found.next_token, right.next_token)
     assert graphs.captures.n - recorded == 4
-
-
-def test_results_of_functions_are_not_overwritten():
-    logits, uniforms = torch.eye(VOCAB, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-    first = draw_next(logits[3:4], Sampling(), uniforms)
-    draw_next(logits[7:8], Sampling(), uniforms)
-    assert first.item() == 3
 
 
 # --- Nothing is recorded in a timed turn ------------------------------------------------------------------------------
@@ -322,9 +289,7 @@ def test_joined_products_are_the_models_own(family):
     assert len(made) == 4 * layers + 1, "queries to values, their output, gate and up, down; and the output layer"
     after = dict(model.named_parameters())
     assert all(torch.equal(after[name], weight) for name, weight in before.items())
-    joined, again = kernels.joins.attention[0], Kernels(model).joins.attention[0]
-    assert again.weight.data_ptr() == joined.weight.data_ptr(), "a second time they stay where they are"
-    assert torch.equal(again.weight, joined.weight)
+    joined = kernels.joins.attention[0]
     assert all(one.weight.untyped_storage().data_ptr() == joined.weight.data_ptr() for one in joined.linears)
 
 
@@ -339,6 +304,12 @@ def test_what_is_not_alike_is_not_joined():
     for layer in model.model.layers:
         layer.mlp.forward = lambda x, mlp=layer.mlp: mlp.down_proj(mlp.gate_proj(x) + mlp.up_proj(x))
     assert Kernels(model).joins.mlps == []
+
+
+def test_attention_is_replaced_where_heads_share_keys():
+    shared = {"gpt2": {}, "llama": {"num_key_value_heads": 4}}
+    assert all(GroupedAttention.of(tiny(family, **changes)) is None for family, changes in shared.items())
+    assert GroupedAttention.of(tiny("llama")) is not None
 
 
 def test_the_model_is_left_as_it_was():
@@ -378,10 +349,7 @@ def test_each_kind_of_part_is_compiled_for_one_token_and_for_more():
     torch._dynamo.reset()
 
 
-def test_models_without_groups_keep_the_librarys_attention():
-    assert GroupedAttention.of(tiny("gpt2")) is None
-    assert GroupedAttention.of(tiny("llama", num_key_value_heads=4)) is None
-    assert GroupedAttention.of(tiny("llama")) is not None
+# --- The choice -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -391,9 +359,20 @@ def on_cuda(monkeypatch):
     monkeypatch.setattr(cuda_graphs, "usable_compiler", lambda device: None)
 
 
-def test_a_recording_that_fails_leaves_no_graphs(on_cuda, monkeypatch):
-    """After it none can be made, so the model decodes eagerly, and the reason is there."""
-    made = []
+def test_a_gpu_gets_graphs(on_cuda, monkeypatch):
+    """With windows, too, and those of the check are not those of the run. Parts that cannot be compiled are left out:
+    graphs without them are still better than none."""
+    chosen, why = engine_choice.choose(tiny("gemma3_window", sliding_window=40), "graphs")
+    assert isinstance(chosen, GraphedModel), why
+    assert why == "asked for"
+    assert (chosen.widths, chosen.free, chosen.window) == ({1}, [], (40, False))
+    monkeypatch.setattr(cuda_graphs, "usable_compiler", lambda device: lambda function: lambda *args: 1 / 0)
+    assert engine_choice.choose(tiny("llama"), "graphs")[0].kernels.parts == {}
+
+
+def failing_recordings(monkeypatch) -> None:
+    """The second recording fails, and after it none can be made."""
+    made, capture = [], graphs.capture
 
     def broken(step):
         if graphs.captures.failed:
@@ -404,34 +383,21 @@ def test_a_recording_that_fails_leaves_no_graphs(on_cuda, monkeypatch):
             raise RuntimeError("out of graphs")
         return made[-1]
 
-    capture = graphs.capture
     monkeypatch.setattr(graphs, "capture", broken)
-    chosen, why = engine_choice.choose(tiny("llama"), "auto")
-    assert chosen is None
-    assert "out of graphs" in why
 
 
-def test_a_gpu_gets_graphs(on_cuda):
-    """With windows, too, and those of the check are not those of the run."""
-    chosen, why = engine_choice.choose(tiny("gemma3_window", sliding_window=40), "graphs")
-    assert isinstance(chosen, GraphedModel), why
-    assert why == "asked for"
-    assert (chosen.widths, chosen.free, chosen.window) == ({1}, [], (40, False))
-
-
-def test_parts_that_cannot_be_compiled_are_left_out(on_cuda, monkeypatch):
-    """Graphs without them are still better than none."""
-    monkeypatch.setattr(cuda_graphs, "usable_compiler", lambda device: lambda function: lambda *args: 1 / 0)
-    chosen, _ = engine_choice.choose(tiny("llama"), "graphs")
-    assert chosen.kernels.parts == {}
-
-
-def test_wrong_logits_are_no_graphs(on_cuda, monkeypatch):
+def wrong_logits(monkeypatch) -> None:
     honest = GraphedModel.forward
     monkeypatch.setattr(GraphedModel, "forward", lambda self, ids, n, *rest: honest(self, ids, n - 1, *rest))
-    chosen, why = engine_choice.choose(tiny("llama"), "graphs")
+
+
+@pytest.mark.parametrize(("breaks", "words"), [(failing_recordings, "out of graphs"), (wrong_logits, "off by")])
+def test_what_fails_leaves_no_graphs(breaks, words, on_cuda, monkeypatch):
+    """The model decodes eagerly, and the reason is there."""
+    breaks(monkeypatch)
+    chosen, why = engine_choice.choose(tiny("llama"), "auto")
     assert chosen is None
-    assert "off by" in why
+    assert words in why
 
 
 def test_windows_of_two_sizes_have_no_graphs(monkeypatch):

@@ -24,7 +24,7 @@ def model_on(engine: str, family: str, monkeypatch) -> CachedModel:
 
 @pytest.mark.parametrize(
     ("engine", "family"),
-    [(e, f) for e in (*DTYPE_ON, "graphs") for f in FAMILIES if e != "c" or FAMILIES[f][1].model_type in KNOWN],
+    [(e, f) for e in (*DTYPE_ON, "graphs") for f in FAMILIES if e != "c" or FAMILIES[f][0] in KNOWN],
 )
 def test_states_are_the_uncached_models(engine, family, monkeypatch):
     cached = model_on(engine, family, monkeypatch)

@@ -1,9 +1,8 @@
 """Ids become text in pieces: joined they are the tokenizer's text, for many kinds of tokenizer and every split."""
 
-import contextlib
 import copy
 import functools
-import io
+import itertools
 from argparse import Namespace
 
 import pytest
@@ -13,18 +12,15 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from speclab.cli.decoding import _Decoded
 from speclab.core.rounds import Round
 from speclab.core.sampling import Sampling
-from speclab.models.pieces import added, pieces, with_text
-from speclab.models.prompts import Prompt, encode
+from speclab.models.pieces import Pieces, added, with_text
+from speclab.models.prompts import encode
 from speclab.models.setup import Setup
-from speclab.system.terminal import harmless
 from tests import small_tokenizers
 from tests.small_tokenizers import LINES, byte_level, sentence_piece, with_first_space
 
 MANY = settings(max_examples=200)
-HALF = [231, 187, 153, 234, 152]  # of `sentence_piece`: 世 in bytes, then two of the three bytes of another character
 
 
 def llama(*more: decoders.Decoder) -> decoders.Decoder:
@@ -91,7 +87,8 @@ def texts(draw, kinds=(*KNOWN, *UNKNOWN)):
     few = draw(st.lists(st.integers(0, len(tokenizer) + 1), min_size=1, max_size=6))
     ids = st.one_of(st.sampled_from(few), st.integers(0, len(tokenizer) + 1))
     before = draw(st.lists(ids, max_size=6))
-    return tokenizer, before, draw(st.lists(st.lists(ids, max_size=4), max_size=10))
+    groups = st.lists(st.lists(ids, max_size=4), max_size=10)
+    return tokenizer, before, draw(groups | ids.map(lambda one: [[one]] * 20))  # or one token for ever
 
 
 def setup_with(tokenizer, encodes: bool) -> Setup:
@@ -101,13 +98,9 @@ def setup_with(tokenizer, encodes: bool) -> Setup:
 
 def right_text(tokenizer, before: list[int], ids: list[int], special: bool) -> str:
     """By its definition: what both together are decoded to, after what it shares with the text before."""
-    old, whole = (
-        tokenizer.decode(one, skip_special_tokens=not special, clean_up_tokenization_spaces=False) if one else ""
-        for one in (before, before + ids)
-    )
-    n_same = 0
-    while n_same < min(len(old), len(whole)) and old[n_same] == whole[n_same]:
-        n_same += 1
+    options = {"skip_special_tokens": not special, "clean_up_tokenization_spaces": False}
+    old, whole = (tokenizer.decode(one, **options) if one else "" for one in (before, before + ids))
+    n_same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(old, whole, strict=False)))
     return whole[n_same:]
 
 
@@ -123,7 +116,9 @@ def test_joined_pieces_are_the_tokenizers_text(case, special):
     ids = [i for group in groups for i in group]
     right = right_text(tokenizer, before, ids, special)
     for split in (groups, [[i] for i in ids], [ids]):
-        assert joined(pieces(tokenizer, before, special), split) == right
+        assert joined(Pieces(tokenizer, before, special), split) == right
+        rounds = [*map(Round, split), Round([], finish="length")]
+        assert "".join(round_.text for round_ in with_text(rounds, Pieces(tokenizer, before, special))) == right
 
 
 @MANY
@@ -131,7 +126,7 @@ def test_joined_pieces_are_the_tokenizers_text(case, special):
 def test_a_fork_shows_what_might_come_next_and_changes_nothing(case, data):
     tokenizer, before, groups = case
     n = data.draw(st.integers(0, len(groups)))
-    made = pieces(tokenizer, before, special=True)
+    made = Pieces(tokenizer, before, special=True)
     shown = "".join(made.add(group) for group in groups[:n])
     known = before + [i for group in groups[:n] for i in group]
     drafted = [i for group in groups[n:] for i in group]
@@ -144,60 +139,16 @@ def test_a_fork_shows_what_might_come_next_and_changes_nothing(case, data):
 def test_whole_tokens_are_shown_at_once(kind):
     tokenizer = tokenizer_of(kind)
     prompt, ids = (tokenizer(text, add_special_tokens=False).input_ids for text in ("the cat", "the dog sat there"))
-    made, shown = pieces(tokenizer, prompt), ""
+    made, shown = Pieces(tokenizer, prompt), ""
     for n, i in enumerate(ids, 1):
         shown += made.add([i])
         assert shown == right_text(tokenizer, prompt, ids[:n], False)
 
 
-@pytest.mark.parametrize("kind", KNOWN)
-def test_one_token_for_ever_is_the_text_too(kind):
-    """Such as half a character or a space."""
-    tokenizer, n = tokenizer_of(kind), 20
-    prompt = tokenizer("the cat sat").input_ids
-    for i in range(len(tokenizer)):
-        assert joined(pieces(tokenizer, prompt), [[i]] * n) == right_text(tokenizer, prompt, [i] * n, False)
-
-
-def test_the_first_new_word_keeps_its_space():
-    tokenizer = tokenizer_of("byte fallback, first space")
-    prompt, new = tokenizer("the").input_ids, tokenizer("cat", add_special_tokens=False).input_ids
-    assert joined(pieces(tokenizer, prompt), [new]) == " cat"
-    assert joined(pieces(tokenizer), [new]) == "cat"
-
-
 @pytest.mark.parametrize("encodes", [False, True])
-def test_where_the_prompt_is_another_text_the_output_begins_one(encodes):
-    tokenizer = tokenizer_of("byte fallback, first space")
+def test_the_first_new_word_keeps_its_space(encodes):
+    """Where the prompt is another text, the output begins one."""
+    tokenizer, right = tokenizer_of("byte fallback, first space"), "cat" if encodes else " cat"
     [prompt], new = encode([("prompt", "the")], tokenizer), tokenizer("cat", add_special_tokens=False).input_ids
-    setup, right = setup_with(tokenizer, encodes), "cat" if encodes else " cat"
+    setup = setup_with(tokenizer, encodes)
     assert joined(setup.pieces(prompt), [new]) == setup.token_text(prompt, [], new[0]) == right
-
-
-# --- what the scripts print ---
-
-
-@given(st.lists(st.integers(0, 350), max_size=12), st.lists(st.integers(1, 5), min_size=12, max_size=12), st.booleans())
-def test_both_scripts_print_one_text_for_the_same_ids(ids, sizes, stream):
-    """Token by token, in rounds, in one string or as it comes, and from Python."""
-    tokenizer = sentence_piece()
-    [prompt] = encode([("prompt", "the")], tokenizer)
-    for text in (HALF, ids):
-        groups, left = [], list(text)
-        for size in sizes:
-            groups.append(left[:size])
-            left = left[size:]
-        rounds = [Round(group) for group in groups]
-        rounds[-1] = rounds[-1]._replace(finish="length")
-        printed = printed_by(tokenizer, prompt, rounds, stream)
-        assert printed == printed_by(tokenizer, prompt, [Round([i]) for i in text], False)
-        right = right_text(tokenizer, prompt.id_list, text, False)
-        assert printed.endswith(f"\n{harmless(right)}\n")
-        assert "".join(one.text for one in with_text(rounds, pieces(tokenizer, prompt.id_list))) == right
-
-
-def printed_by(tokenizer, prompt: Prompt, rounds: list[Round], stream: bool) -> str:
-    setup = setup_with(tokenizer, encodes=False)
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        _Decoded(setup, Namespace(stream=stream)).show(prompt, iter(rounds))
-    return out.getvalue()

@@ -2,13 +2,7 @@
 
 import io
 import json
-import os
-import re
-import subprocess
-import sys
-import threading
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +14,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from speclab.models import names, prompts
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
-ROOT = Path(__file__).parents[2]
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
@@ -28,39 +21,16 @@ TEMPLATE = (
 )
 
 
-def repeated(runs: list[tuple]) -> float:
-    """The share of runs of words that came before."""
-    return 1 - len(set(runs)) / len(runs)
-
-
-def runs_of(texts_: list[str], n: int) -> list[tuple]:
-    words = [re.findall(r"\w+|\S", text) for text in texts_]
-    return [tuple(of_one[i : i + n]) for of_one in words for i in range(len(of_one) - n + 1)]
-
-
 def test_the_labs_own_texts_are_enough_of_each_kind_and_differ():
     pairs = prompts.standard()
-    by_kind = {kind: [text for one, text in pairs if one == kind] for kind in prompts.KINDS}
-    assert {len(of_kind) for of_kind in by_kind.values()} == {len(pairs) // 3}
-    assert len(pairs) >= 24
-    assert len({re.sub(r"\s+", " ", text)[:60] for _, text in pairs}) == len(pairs)
-    means = {kind: sum(repeated(runs_of([t], 3)) for t in of_kind) for kind, of_kind in by_kind.items()}
-    assert means["copy"] > 2 * max(means["code"], means["prose"]), "the point of prompts to copy from"
+    assert Counter(kind for kind, _ in pairs) == dict.fromkeys(prompts.KINDS, len(pairs) // 3)
+    assert len({"".join(text.split())[:60] for _, text in pairs}) == len(pairs) >= 24
     for name in names.LAB_TEXTS:
         found = prompts.read_texts(name)
         assert min(Counter(kind for kind, _ in found).values()) >= 6
         assert len({json.dumps(messages) for _, messages in found}) == len(found)
     kinds = {kind for kind, _ in prompts.read_texts("served")}
     assert kinds == {"chat", "reasoning", "code", "rewriting", "translation", "json", "turns"}
-
-
-@pytest.mark.parametrize(("kind", "least", "most"), [("2k tokens", 1_100, 1_700), ("6k tokens", 3_800, 5_100)])
-def test_long_texts_are_long_and_hardly_repeat_themselves(kind, least, most):
-    """A text that repeats itself flatters copying: less than a twentieth of the runs of 20 words came before."""
-    ours = [messages[0]["content"].lower() for found, messages in prompts.read_texts("long") if found == kind]
-    assert len(ours) == 6
-    assert repeated(runs_of([" ".join(re.findall(r"\w+", text)) for text in ours], 20)) < 0.05
-    assert all(least < len(re.findall(r"\w+", text)) < most for text in ours)
 
 
 # --- files of prompts -------------------------------------------------------------------------------------------------
@@ -92,7 +62,7 @@ def test_marks_and_line_ends_of_other_systems_are_no_part_of_a_prompt(tmp_path):
         ("/dev/zero", "device"),
         ("a" * 5000, "too long"),
         ("a\0b", "null"),
-        ("LATIN", "UTF-8"),
+        ("LATIN", "can't decode"),
         ("LARGE", "more than 16 MiB"),
         ("FOLDER", "folder"),
     ],
@@ -104,46 +74,16 @@ def test_files_that_are_no_prompts(tmp_path, name, why):
         file.truncate(prompts.LARGEST_FILE + 1)
     path = str(tmp_path / name) if name.isupper() else name
     for read in (prompts.from_file, prompts.read_texts):
-        with pytest.raises(UsageProblem, match="cannot read the") as caught:
+        with pytest.raises(UsageProblem, match="cannot read ") as caught:
             read(path)
         assert why in str(caught.value)
-
-
-def test_a_pipe_is_read_to_its_end(tmp_path):
-    os.mkfifo(tmp_path / "fifo")
-    writer = threading.Thread(target=(tmp_path / "fifo").write_text, args=("x\n%%\ny",))
-    writer.start()
-    assert prompts.from_file(str(tmp_path / "fifo")) == [("fifo", "x"), ("fifo", "y")]
-    writer.join()
 
 
 @pytest.mark.parametrize("stdin", [None, io.TextIOWrapper(io.BytesIO(b"a\xff"))])
 def test_standard_input_that_is_closed_or_no_text(monkeypatch, stdin):
     monkeypatch.setattr("sys.stdin", stdin)
-    with pytest.raises(UsageProblem, match="cannot read the prompts file -"):
+    with pytest.raises(UsageProblem, match="cannot read -"):
         prompts.from_file("-")
-
-
-def test_words_that_are_no_text_are_refused_and_those_that_the_locale_mangled_are_not():
-    with pytest.raises(UsageProblem, match="not UTF-8"):
-        prompts.from_arguments(["a\udcff"])
-    mangled = "ü".encode().decode("ascii", "surrogateescape")
-    assert prompts.from_arguments([mangled, "a"]) == [("prompt", "ü"), ("prompt", "a")]
-
-
-def test_a_file_is_utf_8_in_every_locale(tmp_path):
-    """Also where the system's own encoding is ASCII, and its words cannot hold such a character."""
-    (tmp_path / "p.txt").write_bytes("é".encode())
-    code = (
-        "import sys; from types import SimpleNamespace as Made; from speclab.models import prompts\n"
-        "tokenizer = lambda text: Made(input_ids=list(text.encode()))\n"
-        "print(prompts.encode(prompts.from_file(sys.argv[1]), tokenizer)[0].id_list, sys.getfilesystemencoding())"
-    )
-    words = [sys.executable, "-c", code, str(tmp_path / "p.txt")]
-    env = {**os.environ, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
-    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(str(list("é".encode())))
 
 
 def test_a_text_that_the_tokenizer_does_not_know_is_one_line():
@@ -162,8 +102,7 @@ def test_a_text_that_the_tokenizer_does_not_know_is_one_line():
 
 def test_limit_counts_by_kind():
     many = [prompts.Prompt(kind, "x", torch.zeros(1, 1)) for kind in "aabbb"]
-    assert [p.kind for p in prompts.first_of_each_kind(many, 2)] == list("aabb")
-    assert len(prompts.first_of_each_kind(many, 0)) == 5
+    assert [[p.kind for p in prompts.first_of_each_kind(many, n)] for n in (2, 0)] == [list("aabb"), list("aabbb")]
 
 
 # --- chats ------------------------------------------------------------------------------------------------------------
@@ -205,7 +144,7 @@ def test_a_chat_begins_with_one_special_token_and_ends_where_the_model_answers(t
 )
 def test_a_template_that_cannot_be_used_is_one_line(tokenizer, template, said):
     tokenizer.chat_template = template
-    with pytest.raises(EnvironmentProblem, match=r"chat template .* cannot be used: .*no_chat") as caught:
+    with pytest.raises(EnvironmentProblem, match=r"chat template .* cannot be used: .*--no-chat") as caught:
         prompts.encode([("x", "hello")], tokenizer, chat=True)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -217,7 +156,7 @@ def test_a_template_that_writes_nothing_and_one_that_is_not_there(tokenizer):
     with pytest.raises(UsageProblem, match="empty"):
         prompts.encode([("x", "hello")], tokenizer, chat=True)
     tokenizer.chat_template = None
-    with pytest.raises(UsageProblem, match="has no chat template; give bare texts without chat"):
+    with pytest.raises(UsageProblem, match="has no chat template; give bare texts without --chat"):
         prompts.encode(prompts.read_texts("served"), tokenizer, chat=True)
 
 
@@ -228,7 +167,7 @@ def test_prompts_and_chats_of_a_file_go_into_the_template(tokenizer, tmp_path):
     file.write_bytes("\r\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines).encode())
     made = prompts.encode(prompts.read_texts(str(file)), tokenizer, chat=True)
     assert [prompt.kind for prompt in made] == ["mine", "b", "mine"]
-    assert [prompt.text for prompt in made] == ["x = 1", "system: Be brief.\nuser: Hello?", said]
+    assert [prompt.text for prompt in made] == ["x = 1", "Be brief.\nHello?", said]
     assert tokenizer.decode(made[1].ids[0], skip_special_tokens=True) == "[system]Be brief.[user]Hello?[assistant]"
     assert all(prompt.chat for prompt in made)
 
@@ -237,9 +176,9 @@ def test_prompts_and_chats_of_a_file_go_into_the_template(tokenizer, tmp_path):
     "entry",
     [
         *([1], "x", None, {}, {"kind": "a"}, {"prompt": "a", "messages": CHAT}, {"prompt": "a", "more": 1}),
-        *({"prompt": " "}, {"prompt": 1}, {"prompt": "a", "kind": "all"}, {"prompt": "a", "kind": "not looping"}),
+        *({"prompt": " "}, {"prompt": 1}, {"prompt": "a", "kind": "all"}),
         *({"prompt": "a", "kind": "x" * 25}, {"prompt": "a", "kind": "a\nb"}, {"prompt": "a", "kind": ""}),
-        *({"messages": []}, {"messages": CHAT * 129}, {"messages": [{"role": "user"}]}, {"messages": {}}),
+        *({"messages": []}, {"messages": [{"role": "user"}]}, {"messages": {}}),
         {"messages": [{"role": "tool", "content": "a"}]},
         {"messages": [{"role": "user", "content": "a", "name": "b"}]},
         {"messages": [{"role": "user", "content": ["a"]}]},

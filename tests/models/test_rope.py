@@ -4,11 +4,9 @@ import functools
 
 import pytest
 import torch
-from transformers import LlamaConfig
 
 from draft_models import ModelDrafter
 from speclab.models.cached import CachedModel
-from speclab.models.family import Room, configured_room
 from tests.decoding import plain_text, speculative_rounds
 from tests.tiny_models import DTYPE_ON, VOCAB, on_engine, perturbed, tiny
 
@@ -86,14 +84,3 @@ def check_texts_up_to_the_limit(kind, engine, make_drafter):
     assert plain_text(target, PROMPT, n_tokens) == right
     rounds = speculative_rounds(target, make_drafter(draft), PROMPT, 4, n_tokens)
     assert [token for round_ in rounds for token in round_.tokens] == right
-
-
-def test_layers_of_several_kinds_have_the_nearest_border():
-    long = {"rope_type": "longrope", "original_max_position_embeddings": 16}
-    config = LlamaConfig(max_position_embeddings=NAMED)
-    for parts in (
-        {"full": long, "sliding": {"rope_type": "dynamic"}},
-        {"sliding": {"rope_type": "dynamic"}, "full": long},
-    ):
-        config.rope_parameters = parts
-        assert configured_room(config) == Room(16, "longrope")

@@ -1,26 +1,28 @@
-"""What a mutant is, and the numbers of the bugs. Imports nothing of the lab: see plugin.py for why.
+"""What a mutant is. Imports nothing of the lab: see plugin.py for why.
 
-Most mutants are edits of the lab's source text. They stand in text files, in this form, and are made where the module
+A mutant is an edit of the lab's source text. Mutants stand in text files, in this form, and are made where the module
 is imported; the text behind `-` has to be there exactly once:
+
+    bug 4 correction drawn from p, not from the residual
 
     [core/accept]
     4 draws the correction from p
-    by exact::one_round_emits_the_targets_joint_law
+    by exact::the_rule_keeps_the_contract
     - (target_here - draft_here).clamp(min=0)
     + target_here
 
-`by` names tests: lab/rates::x, y are test_x and test_y of lab/test_rates.py. `raises ERROR` says that this error of the
-production code is as good as a failed assertion, `refused CASE` that the check of an engine at load notices, too.
-Further pairs of `-` and `+` are further edits of the same module. `bug NUMBER WORDS` is a number of an extension.
+`bug` gives a number its words, in any of the files. `by` names tests: lab/rates::x, y are test_x and test_y of
+lab/test_rates.py, and a second line `by` names tests of another file. A name with a case in brackets, as pytest prints
+it, runs and has to fail in this case alone. `raises ERROR` says that this error of the production code is as good as a
+failed assertion, `refused CASE` that the check of an engine at load notices, too. Further pairs of `-` and `+` are
+further edits of the same module.
 """
 
 import hashlib
-import importlib
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
@@ -29,51 +31,6 @@ from typing import NamedTuple
 from tests.edits import Edit, edited, edits_in
 
 ROOT = Path(__file__).parent.parent.parent
-
-# An extension has further ones: BUGS of its own mutants.
-BUGS = {
-    1: "correction put before the accepted drafts",
-    2: "no bonus token after full acceptance",
-    3: "drafts paired with the wrong logits",
-    4: "correction drawn from p, not from the residual",
-    5: "draft picked by argmax, scored with softmax",
-    6: "untempered ratio test",
-    7: "redraw from p after an n-gram mismatch",
-    8: "bonus token from the wrong place",
-    9: "prefix fed again together with the cache",
-    10: "cache not rolled back, or off by one",
-    11: "draft never fed its last token",
-    12: "uniforms repeated",
-    13: "token id 0 treated as nothing",
-    14: "nucleus drops the crossing token",
-    17: "two target passes per round",
-    18: "EOS inside a block, or the budget, ignored",
-    20: "other things counted or timed than decoded tokens",
-    21: "accepted / drafted where alpha is meant",
-    22: "zero-probability token emitted, 0/0",
-    23: "correction thrown away",
-    24: "unfit model called fit",
-    25: "target's vocabulary, or the draft's, taken for the other's",
-    26: "checkpoint's generation settings applied in one arm, or dropped without a word",
-    27: "code of a model folder run",
-    28: "rounding bound widened by what it judges",
-    29: "draft fed beyond its context",
-    30: "noise taken for a result",
-    31: "special tokens doubled, or half a character shown",
-    32: "measured data lost where a run is interrupted",
-    33: "a draft given the wrong hidden states, or at the wrong place",
-    34: "drafted token dropped after it was drawn",
-    35: "draft length chosen by the wrong numbers",
-    36: "one of two drafts out of step with the text, or taken for the other",
-    37: "a lossy rule not called that, or further off than is said",
-    44: "a name from outside trusted",
-    48: "the margin of one token beside the draft of another",
-}
-
-
-def name_of(file: Path) -> str:
-    """The name of a module of this checkout."""
-    return ".".join(file.relative_to(ROOT).with_suffix("").parts)
 
 
 class Edits:
@@ -88,7 +45,7 @@ class Edits:
         if module.endswith(".c"):
             self.c_file, module = ROOT / "speclab" / module, str(Path(module).with_name("library"))
         self.file = next(file for folder in ("speclab", "") if (file := ROOT / folder / f"{module}.py").is_file())
-        self.name = name_of(self.file)
+        self.name = ".".join(self.file.relative_to(ROOT).with_suffix("").parts)
 
     def __call__(self) -> None:
         """Make them from now on. Raises ImportError where the module has been imported before."""
@@ -132,12 +89,11 @@ class Mutant(NamedTuple):
     """What puts a bug into the lab, and the tests that must notice."""
 
     bug: int
-    apply: Callable[[], None]  # edits of a module, or a function that replaces functions of the lab's modules
+    apply: Edits
     what: str  # what it does, in a line
     name: str  # how plugin.py finds it: file and name
     killed_by: tuple[str, ...]  # tests that must fail, "file::name", or "file::name[case]" where others take long
     raises: str = ""  # an error of the production code that is as good as a failed assertion
-    hangs: bool = False  # running out of time is a kill
     refused: str = ""  # the case of tests/engines/families.py whose engine the check at load has to refuse
 
     @property
@@ -146,60 +102,36 @@ class Mutant(NamedTuple):
         return self.name.partition(":")[0]
 
 
+def mutant_files() -> list[Path]:
+    """All files of mutants, those of extensions with them."""
+    return sorted([*ROOT.glob("tests/mutants/*.txt"), *ROOT.glob("speclab/extensions/*/tests/mutants.txt")])
+
+
 def bugs_of(file: Path) -> dict[int, str]:
-    """The numbers that a file of mutants adds."""
-    if file.suffix == ".txt":
-        return {int(bug): what for bug, what in re.findall(r"^bug (\d+) (.*)", file.read_text("utf-8"), re.MULTILINE)}
-    return getattr(importlib.import_module(name_of(file)), "BUGS", {})
+    """The numbers that a file adds."""
+    return {int(bug): what for bug, what in re.findall(r"^bug (\d+) (.*)", file.read_text("utf-8"), re.MULTILINE)}
 
 
 def mutants_of(file: Path) -> list[Mutant]:
-    """Those of a text file, or of a module, which imports the lab."""
-    if file.suffix == ".txt":
-        return list(_read(file))
-    module = importlib.import_module(name_of(file))
-    return [item for item in vars(module).values() if isinstance(item, Mutant)]
-
-
-def _read(file: Path) -> Iterator[Mutant]:
-    shown, module = file.relative_to(ROOT).as_posix(), ""
+    shown, module, found = file.relative_to(ROOT).as_posix(), "", []
     for block in re.split(r"^(?=[\d[])", file.read_text("utf-8"), flags=re.MULTILINE):
         title, *lines = block.splitlines() or [""]
         if title.startswith("["):
             module = title.strip("[]")
         elif title[:1].isdecimal():
             bug, _, what = title.partition(" ")
-            said = dict(re.findall(r"^(by|raises|refused) (.*)$", block, re.MULTILINE))
-            edits = Edits(module, edits_in(lines))
-            tests = killers(shown.partition("/mutants")[0], *said["by"].split("::"))
-            name, more = f"{shown}:{_identifier(what)}", {key: said.get(key, "") for key in ("raises", "refused")}
-            yield Mutant(int(bug), edits, what, name, tests, **more)
+            said = re.findall(r"^(by|raises|refused) (.*)$", block, re.MULTILINE)
+            tests = [test for key, by in said if key == "by" for test in _killers(shown.partition("/mutants")[0], by)]
+            identifier = re.sub(r"\W", "_", what.lower().replace("'", ""))
+            more = {key: word for key, word in said if key != "by"}
+            edits, name = Edits(module, edits_in(lines)), f"{shown}:{identifier}"
+            found.append(Mutant(int(bug), edits, what, name, tuple(tests), **more))
+    return found
 
 
-def _identifier(what: str) -> str:
-    return re.sub(r"\W", "_", what.lower().replace("'", ""))
-
-
-def killers(folder: str, file: str, tests: str) -> tuple[str, ...]:
-    """Tests by their names, without "test_", in test_FILE.py of a folder."""
+def _killers(folder: str, by: str) -> list[str]:
+    """Tests by what a line `by` says, in a folder."""
+    file, tests = by.split("::")
     room, _, last = file.rpartition("/")
     path = "/".join(filter(None, [folder, room, f"test_{last}.py"]))
-    return tuple(f"{path}::test_{test}" for test in tests.split(", "))
-
-
-def mutant(
-    bug: int, *killed_by: str, file: str = "test_gallery", raises: str = "", hangs: bool = False
-) -> Callable[[Callable[[], None]], Mutant]:
-    """Make a function a mutant of this bug. `killed_by`: names of tests in FILE.py, without "test_".
-
-    A name with a case in brackets, as pytest prints it, runs and has to fail in this case alone.
-
-    FILE is looked for in tests/, and for a mutant of an extension in the extension's tests/.
-    """
-
-    def made(apply: Callable[[], None]) -> Mutant:
-        path, what = apply.__module__.replace(".", "/"), (apply.__doc__ or "").strip()
-        tests = tuple(f"{path.partition('/mutants')[0]}/{file}.py::test_{name}" for name in killed_by)
-        return Mutant(bug, apply, what, f"{path}.py:{apply.__name__}", tests, raises, hangs)
-
-    return made
+    return [f"{path}::test_{test}" for test in tests.split(", ")]

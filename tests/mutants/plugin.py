@@ -2,10 +2,7 @@
 
     MUTANT=tests/mutants/core.txt:ends_the_text_at_id_0 python -m pytest -p tests.mutants.plugin tests/test_gallery.py
 
-An edit changes a module where it is imported. A mutant that is a function puts another one in its place, which many
-modules import from lower rooms by name, and some bind as defaults of arguments. They see the wrong one because they are
-imported afterwards: each file of mutants imports the rooms that it changes and those below them, nothing above. Where
-two modules of one file's rooms share a function by name, a mutant replaces it in both.
+The edit changes a module where it is imported, so nothing of the lab may be imported before.
 """
 
 import os

@@ -10,7 +10,7 @@ from speclab.theory.formulas import book_formula, expected_tokens_per_round, lev
 from speclab.theory.ladder import EFFECTS, RUNGS
 
 RECORDS = {path: json.loads(path.read_text()).keys() for path in sorted((ROOT / "results").glob("*.json"))}
-COMPARISONS = [path for path, entries in RECORDS.items() if {"correctness", "raw"} <= entries]  # that are committed
+COMPARISONS = [path for path, entries in RECORDS.items() if {"correctness", "costs"} <= entries]  # that are committed
 # What each rung after the bonus multiplies by, if a test does not say otherwise.
 USUAL = (0.65, 0.83, 0.96, 0.94, 0.98, 0.99, 1.02, 0.97)[: len(EFFECTS) - 1]
 KINDS = {"code": 1.05, "prose": 0.75, "copy": 1.2}

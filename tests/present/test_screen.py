@@ -137,7 +137,7 @@ def test_the_result_is_the_highest_row():
     run.rows = [replace(row, speedup=0.9, verdict="slower") if row.draft else row for row in run.rows]
     assert screen.result_line(run).endswith(", not shown to be faster.")
     n = 2 * 4 * len(KINDS)
-    assert f"not shown to be faster: {n} of {n}, each draft" in screen.no_gain_line([run])
+    assert f"not shown to be faster: {n} of {n} rows" in screen.no_gain_line([run])
 
 
 def test_a_ladder_is_shown_where_the_fastest_row_has_none():

@@ -40,7 +40,7 @@ def assert_read(part: Any, written: Any) -> None:
 def test_every_committed_record_is_read_with_its_numbers(path, tmp_path):
     """Entries that its class does not have are ignored; all others are those of the file, and are written again."""
     written = json.loads(path.read_text("utf-8"))
-    kind = ComparisonRun if {"correctness", "raw"} <= written.keys() else Head
+    kind = ComparisonRun if {"correctness", "costs"} <= written.keys() else Head
     read = files.read(path, kind)
     assert_read(read, written)
     (tmp_path / "again.json").write_text(files.to_json(read))

@@ -5,12 +5,14 @@ Fractions, the real generator runs with the centre of every box, and the exact v
 of each round. Chained over all texts this is E[rounds | text] as a fraction, and the forecast must equal it.
 """
 
+import functools
 import itertools
 import random
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -25,7 +27,6 @@ from tests.decoding import ScriptedTarget, model_accept_probs, plain_text, specu
 from tests.test_exact import (
     CENTRE,
     Box,
-    Law,
     Prefix,
     Row,
     Tables,
@@ -164,55 +165,39 @@ def play_round(case: Case, prefix: Prefix, dice: Dice) -> list[Played]:
     return played
 
 
-class Sums(NamedTuple):
-    """Over all ways to one text: its chance, and counts weighted with chances."""
+def chained(case: Case, dice: Dice) -> dict[Prefix, np.ndarray]:
+    """All texts of `n_tokens` with positive probability, from rounds of the production decoder. (5,) each: its chance,
+    and its rounds, drafted, tested and accepted tokens, weighted with the chances of all ways to it."""
 
-    chance: Fraction
-    n_rounds: Fraction
-    n_drafted: Fraction
-    n_tested: Fraction
-    n_accepted: Fraction
-
-
-def chained(case: Case, dice: Dice) -> dict[Prefix, Sums]:
-    """All texts of `n_tokens` with positive probability, from rounds of the production decoder."""
-    known: dict[Prefix, dict[Prefix, Sums]] = {}
-
-    def after(prefix: Prefix) -> dict[Prefix, Sums]:
+    @functools.cache
+    def after(prefix: Prefix) -> dict[Prefix, np.ndarray]:
         if len(prefix) == case.n_tokens:
-            return {(): Sums(Fraction(1), *[Fraction(0)] * 4)}
-        if prefix not in known:
-            known[prefix] = found = {}
-            for block, n_drafted, n_accepted, chance in play_round(case, prefix, dice):
-                counts = (1, n_drafted, n_accepted + (n_accepted < n_drafted), n_accepted)
-                for rest, (weight, *sums) in after(prefix + block).items():
-                    old = found.get(block + rest, Sums(*[Fraction(0)] * 5))
-                    new = [weight, *(s + weight * count for s, count in zip(sums, counts, strict=True))]
-                    found[block + rest] = Sums(*(a + chance * b for a, b in zip(old, new, strict=True)))
-        return known[prefix]
+            return {(): np.array([Fraction(n) for n in (1, 0, 0, 0, 0)])}
+        found: dict = {}
+        for block, n_drafted, n_accepted, chance in play_round(case, prefix, dice):
+            counts = np.array([0, 1, n_drafted, n_accepted + (n_accepted < n_drafted), n_accepted], dtype=object)
+            for rest, sums in after(prefix + block).items():
+                found[block + rest] = found.get(block + rest, 0) + (sums + counts * sums[0]) * chance
+        return found
 
-    texts = {}
-    for token, weight in enumerate(case.tables.target[()]):
-        if weight:
-            for rest, sums in after((token,)).items():
-                texts[(token, *rest)] = Sums(*(weight * s for s in sums))
-    return texts
+    first = [(token, weight) for token, weight in enumerate(case.tables.target[()]) if weight]
+    return {(token, *rest): sums * weight for token, weight in first for rest, sums in after((token,)).items()}
 
 
-def assert_forecast_is_exact(case: Case, texts: dict[Prefix, Sums]) -> None:
+def assert_forecast_is_exact(case: Case, dice: Dice) -> None:
     """Text by text, and for the expectation over texts."""
-    law: Law = target_law(case.tables, (), case.n_tokens)
-    assert {text: sums.chance for text, sums in texts.items()} == law
-    total = 0.0
-    for text, (chance, *sums) in texts.items():
+    texts, law, total = chained(case, dice), target_law(case.tables, (), case.n_tokens), 0.0
+    assert {text: sums[0] for text, sums in texts.items()} == law
+    for text, sums in texts.items():
         predicted = forecast(case.accept_probs(text), case.n_tokens, case.tables.k)
-        expected = [float(s / chance) for s in sums]
         counts = [predicted.n_rounds, predicted.n_drafted, predicted.n_tested, predicted.n_accepted]
-        assert counts == pytest.approx(expected, rel=EXACT, abs=EXACT)
+        assert counts == pytest.approx([float(count / sums[0]) for count in sums[1:]], rel=EXACT, abs=EXACT)
         assert predicted.cost == pytest.approx(predicted.n_rounds, rel=EXACT)
         assert predicted.n_emitted == pytest.approx(case.n_tokens - 1, rel=EXACT)
-        total += float(chance) * predicted.n_rounds
-    assert total == pytest.approx(float(sum(sums.n_rounds for sums in texts.values())), rel=EXACT)
+        total += float(sums[0]) * predicted.n_rounds
+    chance, n_rounds, *_, n_accepted = sum(texts.values())
+    assert (chance, total) == (1, pytest.approx(float(n_rounds), rel=EXACT))
+    assert n_accepted > 0
 
 
 def shapes(few: list, more: list) -> list:
@@ -228,9 +213,7 @@ FEW, MORE = [(2, 1, 4), (2, 2, 5), (2, 3, 5), (3, 2, 3)], [(2, 3, 6), (3, 1, 4),
 def test_a_model_drafts_forecast_is_the_production_decoders_expectation(family, vocab, k, n_tokens, dice):
     """E[rounds | text] for every possible text, and what was drafted, tested and accepted: no average in it."""
     case = Case(random_tables(1, vocab, k, n_tokens, family), (0,), ngram=False, n_tokens=n_tokens)
-    texts = chained(case, dice)
-    assert_forecast_is_exact(case, texts)
-    assert sum(sums.n_accepted for sums in texts.values()) > 0
+    assert_forecast_is_exact(case, dice)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -239,9 +222,7 @@ def test_an_ngrams_forecast_is_the_production_decoders_expectation(seed, vocab, 
     """Its proposals depend on where the round began and may be shorter than k: one row of chances for each state."""
     prompt = (0, 1, 1, 0, vocab - 1)
     case = Case(random_tables(seed, vocab, k, n_tokens, "dense"), prompt, ngram=True, n_tokens=n_tokens)
-    texts = chained(case, dice)
-    assert_forecast_is_exact(case, texts)
-    assert sum(sums.n_accepted for sums in texts.values()) > 0
+    assert_forecast_is_exact(case, dice)
 
 
 # --- greedy: one text, whole runs -------------------------------------------------------------------------------------

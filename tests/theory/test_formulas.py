@@ -145,12 +145,12 @@ def counted(*rounds: Round) -> Counts:
 
 
 CUT = Round([5, 9], 4, 2, 0, finish="eos")  # the second draft was the EOS: there is no verdict on the rest
-COUNTED = [  # rounds; alpha, f, tau, rounds that drafted nothing, and the lengths that were accepted
-    ([round_of(4, 4), round_of(4, 1), round_of(4, 0)], (5 / 7, 5 / 12, 8 / 3, 0), {4: 1, 1: 1, 0: 1}),
-    ([Round([7], prefill=True), round_of(0, 0), round_of(3, 0), round_of(0, 0)], (0, 0, 1, 2), {0: 3}),
-    ([CUT], (1, 0.5, 2, 0), {2: 1}),
-    ([round_of(0, 0)], (None, None, 1, 1), {0: 1}),
-    ([], (None, None, None, 0), {}),
+COUNTED = [  # rounds; alpha, f, tau, and the lengths that were accepted
+    ([round_of(4, 4), round_of(4, 1), round_of(4, 0)], (5 / 7, 5 / 12, 8 / 3), {4: 1, 1: 1, 0: 1}),
+    ([Round([7], prefill=True), round_of(0, 0), round_of(3, 0), round_of(0, 0)], (0, 0, 1), {0: 3}),
+    ([CUT], (1, 0.5, 2), {2: 1}),
+    ([round_of(0, 0)], (None, None, 1), {0: 1}),
+    ([], (None, None, None), {}),
 ]
 
 
@@ -158,7 +158,7 @@ COUNTED = [  # rounds; alpha, f, tau, rounds that drafted nothing, and the lengt
 def test_alpha_f_and_tau_are_three_numbers(rounds, ratios, lengths):
     """They are None where nothing was tested, not 0."""
     counts = counted(*rounds)
-    found = counts.acceptance_rate, counts.drafted_fraction, counts.tokens_per_round, counts.n_without_drafts
+    found = counts.acceptance_rate, counts.drafted_fraction, counts.tokens_per_round
     assert found == ratios
     assert counts.accepted_lengths == Counter(lengths)
 

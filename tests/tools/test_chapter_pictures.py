@@ -18,15 +18,6 @@ def test_a_picture_is_drawn_and_its_chapter_shows_it(name, tmp_path):
     assert (ROOT / "plots" / f"{name}.png").is_file(), "run: python -m tools.plots"
 
 
-def test_kept_and_missing_make_up_the_targets_row():
-    kept, missing = pictures.kept_and_missing(pictures.P, pictures.Q)
-    assert [a + b for a, b in zip(kept, missing, strict=True)] == pytest.approx(pictures.P)
-    assert all(a <= q for a, q in zip(kept, pictures.Q, strict=True))
-    assert sum(missing) == pytest.approx(0.4)
-    for token, numbers in enumerate(zip(pictures.P, pictures.Q, kept, strict=True)):
-        assert f"{token} {numbers[0]:g} {numbers[1]:g} {numbers[2]:.1f}" in chapter("04-rejection")
-
-
 def test_a_jump_in_costs_is_paid_once():
     """One more token is worth less than to stop, and several are worth more; the chapter names these numbers."""
     found = pictures.worths()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import experts, roofline, same_text
+from benchmarks import experts, roofline
 from benchmarks.peers import page as peers_page
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY
@@ -37,12 +37,11 @@ GENERATED = [page for page in PAGES if "<!-- begin" in page.read_text("utf-8")]
 BENCHMARKS = {
     "peers": (peers_page.PeersRun, peers_page.page),
     "roofline": (roofline.RooflineRun, roofline.page),
-    "text": (same_text.SameTextRun, same_text.page),  # the last word of the names of its records
     "experts": (experts.ExpertsRun, experts.page),
 }
 # Records of programs that only the history has: what all records have is checked, and their pages stay as they are.
 OF_THE_PAST = {f"cpu-2-cores-{name}" for name in ("compiling", "drawn", "losses", "states", "sure", "tried")}
-FROZEN = ("ahead", "families", "margins", "places", "rules", "scaling")
+FROZEN = ("ahead", "families", "margins", "places", "rules", "same-text", "scaling")
 FROZEN += ("smollm2-margins", "smollm2-places", "verdicts")
 OF_THE_PAST |= {f"cpu-2-cores-{name}" for name in FROZEN}
 OF_THE_PAST |= {path.stem for path in (ROOT / "results").glob("cpu-2-cores-*wrong-servers.json")}

@@ -16,10 +16,6 @@ from speclab.drafts.heads.rollout import target_pass
 SPARE = 512  # rows of new buffers beyond what is needed
 
 
-def joined(before: Tensor, more: Tensor) -> Tensor:
-    return torch.cat([before, more], dim=1) if before.shape[1] else more
-
-
 class HeadDrafter(Drafter):
     """Reads the target's hidden states: its passes have to keep the outputs of the head's layers
     (CachedModel.hidden_layers).
@@ -55,7 +51,7 @@ class HeadDrafter(Drafter):
 
     def _take_states(self, n: int) -> None:
         """Take the target's states of the first n tokens of its last pass."""
-        self._hidden = joined(self._hidden, self._target.hidden(self._layers)[:, :n])
+        self._hidden = torch.cat([self._hidden, self._target.hidden(self._layers)[:, :n]], dim=1)
 
     def describe(self, name: str, engine: str) -> str:
         return f"{name}: {self.in_words()}"

@@ -14,10 +14,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation, rotations
+from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation
 from speclab.drafts.heads.rollout import rollout
-from speclab.engines.parts import ACTIVATIONS, Parts, linear
+from speclab.engines.parts import ACTIVATIONS, Parts, linear, rotary_of
 
 
 @dataclass(frozen=True)
@@ -122,11 +123,6 @@ def parts_of_head(head: FeatureHead) -> Parts:
     layer, block = head.layer, head.config.block
     attention, mlp = layer.self_attn, layer.mlp
 
-    def angles(positions: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = rotations(block, positions)
-        half = cos.shape[-1] // 2
-        return cos[0, :, :half].contiguous(), sin[0, :, half:].contiguous()
-
     def norm(module: nn.Module) -> tuple[Tensor, None] | None:
         return (module.weight, None) if isinstance(module, Norm) else None
 
@@ -139,7 +135,7 @@ def parts_of_head(head: FeatureHead) -> Parts:
         "before_mlp": norm(layer.post_attention_layernorm),
         "queries": norm(attention.q_norm),
         "keys": norm(attention.k_norm),
-        "rotary": 0,
+        "rotary": 1,
     }
     return {
         "layer": [one],
@@ -149,12 +145,11 @@ def parts_of_head(head: FeatureHead) -> Parts:
         "heads": attention.n_queries,
         "kv_heads": attention.n_keys,
         "head_size": attention.head_size,
-        "mlp": mlp.gate_proj.out_features,
         "epsilon": block.rms_norm_eps,
         "activation": ACTIVATIONS[block.hidden_act],
         "attention_scale": attention.head_size**-0.5,
-        "angles": [angles],
         "states": norm(layer.hidden_norm),
         "beside": True,
         "start_normed": head.config.norm_before_residual,
+        **rotary_of(LlamaRotaryEmbedding(block), [""]),
     }

@@ -17,7 +17,7 @@ Everything but the recording itself is tested without a GPU
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from transformers.cache_utils import Cache
 from speclab.engines.cuda import graphs
 from speclab.engines.cuda.buffers import WrittenInPlace, kv_shapes
 from speclab.engines.cuda.kernels import Kernels, usable_compiler
-from speclab.engines.eager import decoder_layers, layer_outputs, move_rows
+from speclab.engines.eager import TextBackend, decoder_layers, layer_outputs, move_rows
 from speclab.engines.windows import masks, window_of
 from speclab.models.family import context_length
 
@@ -57,8 +57,7 @@ class GraphedModel:
     widths: the widths that passes are padded to. free: the graph caches that no decoding uses now.
     """
 
-    name, graphed = "graphs", True
-    bytes_spared = 0
+    name = "graphs"
 
     def __init__(self, model: PreTrainedModel, compile_parts: bool = True):
         self.model, self.shapes, self.window = model, kv_shapes(model), window_of(model)
@@ -95,9 +94,7 @@ class GraphedModel:
 
     def width_for(self, n_tokens: int) -> int:
         """The smallest prepared width that holds so many tokens; where there is none, this number becomes a width."""
-        if n_tokens == 1:
-            return 1
-        if not any(width >= n_tokens for width in self.widths):
+        if n_tokens > max(self.widths):
             self.widths.add(n_tokens)
         return min(width for width in self.widths if width >= n_tokens)
 
@@ -120,14 +117,15 @@ class GraphedModel:
 class GraphCache:
     """Keys and values of one text, allocated once, and the graphs recorded over them.
 
-    keys, values: (1, kv heads, capacity, head width) each, one for every layer. places: (1, capacity), the positions of
-    their rows.
+    keys, values: (1, kv heads, capacity, head width) each, one for every layer. places: (2, capacity), the positions of
+    their rows, none higher than the model has, and the rows.
     """
 
     def __init__(self, graphed: GraphedModel, capacity: int):
         dtype, device = graphed.model.dtype, graphed.model.device
         self._graphed, self.capacity, self.dtype, self.device = graphed, capacity, dtype, device
-        self.places = torch.arange(capacity, device=device)[None]
+        rows = torch.arange(capacity, device=device)
+        self.places = torch.stack([rows.clamp(max=graphed.most_positions - 1), rows])
         # Rows stand first in memory: the first ones of any number are one piece.
         self.keys, self.values = (
             [torch.zeros(capacity, n, width, dtype=dtype, device=device).transpose(0, 1)[None] for n, width in side]
@@ -171,21 +169,15 @@ class GraphCache:
         graph.replay()
         return [output[:, :n_tokens] for output in graph.outputs]
 
-    def once(self, ids: Tensor, length: int) -> tuple[Tensor, ...]:
-        """The same pass without a graph."""
-        total = length + ids.shape[1]
-        mask = self.mask(ids.shape[1], length, self._rows(total))
-        return self._graphed.forward(ids, self.places[:, length:total].expand(2, -1), mask, self)
-
     def _rows(self, total: int) -> int:
         return rows_read(total, self.capacity)
 
     def _graph(self, width: int, rows: int) -> graphs.Graph:
         if (width, rows) not in self.graphs:
             # Warm-ups write keys and values like any pass: at the last rows, which are not alive while width fits.
-            length = max(0, min(rows, self._graphed.most_positions) - width)
+            length = max(0, rows - width)
             ids = torch.zeros(1, width, dtype=torch.long, device=self.device)
-            places = self.places[:, length : length + width].repeat(2, 1)
+            places = self.places[:, length : length + width].clone()
             mask = self.mask(width, length, rows).clone()
             replay, outputs = graphs.capture(lambda: self._graphed.forward(ids, places, mask, self))
             self.graphs[width, rows] = graphs.Graph(replay, [ids, places, mask], outputs)
@@ -206,14 +198,12 @@ def rows_read(total: int, capacity: int) -> int:
     return min(rows, capacity)
 
 
-class GraphBackend:
+class GraphBackend(TextBackend):
     """A model on CUDA graphs at work on one text."""
 
-    n_replays = n_single = 0
-
     def __init__(self, graphed: GraphedModel, hidden_layers: Iterable[int] = ()):
-        self._graphed, self._hidden_layers = graphed, hidden_layers
-        self.hidden: dict[int, Tensor] = {}
+        super().__init__(hidden_layers)
+        self._graphed = graphed
         self._release: Callable[[], object] | None = None  # gives the graph cache back
 
     def prefill(self, prompt: Tensor) -> Tensor:
@@ -235,47 +225,32 @@ class GraphBackend:
         More tokens than the run has prepared a pass for, which a draft that waited for many rounds catches up with, are
         several replays: recording takes longer than all of them.
         """
-        most = self._graphed.most_at_once or tokens.shape[1]
-        outputs = self._replayed(tokens[:, :most], length)
-        for done in range(most, tokens.shape[1], most):
-            before = [output.clone() for output in outputs]
-            after = self._replayed(tokens[:, done : done + most], length + done)
-            outputs = [torch.cat(pair, dim=1) for pair in zip(before, after, strict=True)]
-        logits, *hidden = outputs
-        self.hidden = dict(zip(self._hidden_layers, hidden, strict=True))
-        return logits.clone()
+        n, most, logits, states = tokens.shape[1], self._graphed.most_at_once, [], []
+        if not most or n <= most:
+            return self._replayed(tokens, length)
+        for done in range(0, n, most):
+            logits.append(self._replayed(tokens[:, done : done + most], length + done))
+            states.append({layer: part.clone() for layer, part in self.hidden.items()})
+        self.hidden = {layer: torch.cat([part[layer] for part in states], dim=1) for layer in self._hidden_layers}
+        return torch.cat(logits, dim=1)
 
     step = forward  # what stands behind the text is overwritten anyway
 
     def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
         """The same as `forward`, but each token has its position (1, m), and the mask (1, 1, m, length + m) says what
         it reads."""
+        return self._replayed(tokens, length, (positions, mask))
+
+    def move(self, length: int, rows: Tensor) -> None:
+        move_rows(self._buffers.keys + self._buffers.values, length, rows)
+
+    def _replayed(self, tokens: Tensor, length: int, masked: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Logits of one pass, and `hidden`, to which the next pass may write."""
         width = self._graphed.width_for(tokens.shape[1])
         self._reserve(length + width, length)
-        outputs = self._buffers.run(tokens, length, width, (positions, mask))
-        self.hidden = {layer: outputs[1 + layer] for layer in self._hidden_layers}
-        return outputs[0].clone()
-
-    def keep(self, length: int, rows: Tensor) -> None:
-        """Of the tokens behind `length`, those of the last pass, move these (n,) to the front, and their hidden states
-        with them."""
-        move_rows(self._buffers.keys + self._buffers.values, length, rows)
-        self.hidden = {layer: states[:, rows] for layer, states in self.hidden.items()}
-
-    def crop(self, n_tokens: int, length: int) -> None:
-        """Nothing to do: rows after the length are never read."""
-
-    def _replayed(self, tokens: Tensor, length: int) -> list[Tensor]:
-        """Logits, and the outputs of the layers that are kept, of one pass; the next one may write to the same
-        place."""
-        width = self._graphed.width_for(tokens.shape[1])
-        if length + width > self._graphed.most_positions:
-            self._reserve(length + tokens.shape[1], length)
-            outputs: Sequence[Tensor] = self._buffers.once(tokens, length)  # there are no positions for padding
-        else:
-            self._reserve(length + width, length)
-            outputs = self._buffers.run(tokens, length, width)
-        return [outputs[0], *(outputs[1 + layer] for layer in self._hidden_layers)]
+        logits, *states = self._buffers.run(tokens, length, width, masked)
+        self.hidden = {layer: states[layer] for layer in self._hidden_layers}
+        return logits.clone()
 
     def _reserve(self, total: int, length: int) -> None:
         """Make room for `total` tokens, twice as many as before if the model has them; keep the first `length`."""
@@ -290,13 +265,14 @@ class GraphBackend:
         """Take a graph cache that is free and large enough, or a new one of the wished size, or of the model's
         positions where they are fewer. It is given back when outgrown, or when this backend is gone."""
         graphed = self._graphed
-        capacity = max(needed, min(wished, graphed.most_positions))
+        most = graphed.most_positions + max(graphed.widths)  # a pass at the last positions is padded, too
+        capacity = max(needed, min(wished, most))
         if self._release is not None:
             self._release()
         if fitting := [cache for cache in graphed.free if cache.capacity >= capacity]:
             chosen = max(fitting, key=lambda cache: len(cache.graphs))
             graphed.free.remove(chosen)
         else:
-            rows = max(capacity, min(graphed.longest, graphed.most_positions))
+            rows = max(capacity, min(graphed.longest, most))
             chosen = GraphCache(graphed, -(-rows // BUCKET) * BUCKET)
         self._buffers, self._release = chosen, weakref.finalize(self, graphed.free.append, chosen)

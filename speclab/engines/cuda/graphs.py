@@ -120,7 +120,9 @@ def graphed(function: Function) -> Function:
     def call(*args: Any) -> Any:
         if not on_graphs(args[0]):
             return function(*args)
-        tensors, key = list(_tensors(args)), _form(args)
+        tensors: list[Tensor] = []
+        _mapped(args, tensors.append)
+        key = _mapped(args, lambda tensor: (tensor.shape, tensor.dtype, tensor.device))
         with torch.inference_mode():
             if key not in graphs:
                 graphs[key] = _recorded(function, args, tensors)
@@ -129,7 +131,7 @@ def graphed(function: Function) -> Function:
                 fixed.copy_(given)
             graph.replay()
             outputs = iter([output.clone() for output in graph.outputs])  # the next replay writes to the same places
-        return _filled(result, outputs)
+        return _mapped(result, lambda _: next(outputs))
 
     return call  # type: ignore[return-value]
 
@@ -140,47 +142,27 @@ ON_GRAPHS["cuda"] = graphed
 def _recorded(function: Callable, args: tuple, tensors: list[Tensor]) -> tuple[Graph, Any]:
     """Record a graph of `function`.  -> the graph, and a value of the form of its result"""
     inputs = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
-    fixed = _filled(args, iter(inputs))
+    copies = iter(inputs)
+    fixed = _mapped(args, lambda _: next(copies))
     results: list[Any] = []
 
     def step() -> tuple[Tensor, ...]:
+        outputs: list[Tensor] = []
         results[:] = [function(*fixed)]
-        return tuple(_tensors(results[0]))
+        _mapped(results[0], outputs.append)
+        return tuple(outputs)
 
     replay, outputs = capture(step)
     return Graph(replay, inputs, outputs), results[0]
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Return the tensors in nested tuples and data classes, in order."""
+def _mapped(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Return nested tuples and data classes with `function` of each tensor in its place, called in their order."""
     if isinstance(value, Tensor):
-        yield value
-    elif parts := _parts(value):
-        for part in parts:
-            yield from _tensors(part)
-
-
-def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:
-    """Return the same nested values with other tensors."""
-    if isinstance(value, Tensor):
-        return next(tensors)
-    if not (given := _parts(value)):
-        return value
-    parts = [_filled(part, tensors) for part in given]
+        return function(value)
     if isinstance(value, tuple):
+        parts = [_mapped(part, function) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    return type(value)(**dict(zip(vars(value), parts, strict=True)))
-
-
-def _form(value: Any) -> Hashable:
-    """Return the properties of an argument that a graph of a function fixes."""
-    if isinstance(value, Tensor):
-        return value.shape, value.dtype, value.device
-    return (type(value), *map(_form, parts)) if (parts := _parts(value)) else value
-
-
-def _parts(value: Any) -> tuple:
-    """Return the parts of a tuple, a named tuple or an instance of a data class; any other value has none."""
-    if isinstance(value, tuple):
-        return value
-    return tuple(vars(value).values()) if dataclasses.is_dataclass(value) and not isinstance(value, type) else ()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return type(value)(**{name: _mapped(part, function) for name, part in vars(value).items()})
+    return value

@@ -13,7 +13,6 @@ further rows of it. The library would write a copy of keys and values for each o
 
 import contextlib
 import functools
-import itertools
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,14 +29,17 @@ ROTARY = "apply_rotary_pos_emb"  # a function beside the model's classes
 MLP_WEIGHTS = ("gate_proj", "up_proj", "down_proj")
 ATTENTION_WEIGHTS = ("q_proj", "k_proj", "v_proj")
 MOST_SHAPES = 64  # that one function may be compiled for; past torch's own limit of 8 it would be slow without a word
-UNKNOWN = ("softcap", "position_bias", "s_aux")  # that a model may ask of attention, beside what it gets here
 Parts = dict[Any, Callable]  # a class, or ROTARY -> the compiled function
 Compiler = Callable[[Callable], Callable]
 
 
+@functools.cache
 def usable_compiler(device: torch.device) -> Compiler | None:
-    """torch.compile, or None, with a note, where it does not work."""
-    if not _can_compile(device):
+    """torch.compile, or None, with a note, where it does not work: it needs Triton and a C compiler."""
+    try:
+        torch.compile(lambda x: x * x + 1)(torch.ones(8, device=device))
+    except Exception as error:  # a compiler may raise any exception
+        note(f"without compiled parts of the model, which is slower: {type(error).__name__}: {first_line(error)}")
         return None
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_SHAPES)
     return torch.compile
@@ -48,16 +50,6 @@ def compiled_parts(model: PreTrainedModel, compiler: Compiler) -> Parts:
     parts: Parts = {type(m): compiler(type(m).forward) for m in model.modules() if _is_norm(m) or _is_mlp(m)}
     rotary = getattr(sys.modules[type(model).__module__], ROTARY, None)
     return parts | ({ROTARY: compiler(rotary)} if rotary else {})
-
-
-@functools.cache
-def _can_compile(device: torch.device) -> bool:
-    try:  # it needs Triton and a C compiler
-        torch.compile(lambda x: x * x + 1)(torch.ones(8, device=device))
-    except Exception as error:  # a compiler may raise any exception
-        note(f"without compiled parts of the model, which is slower: {type(error).__name__}: {first_line(error)}")
-        return False
-    return True
 
 
 # --- joined products --------------------------------------------------------------------------------------------------
@@ -84,13 +76,13 @@ class Joined:
         kinds = {(one.in_features, one.weight.dtype, one.weight.device, one.bias is None) for one in linears}
         return cls(linears) if len(kinds) == 1 else None
 
-    def products(self, x: Tensor) -> tuple[Tensor, ...]:
-        return nn.functional.linear(x, self.weight, self.bias).split(self.sizes, dim=-1)
+    def whole(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight, self.bias)
 
     def product(self, index: int, x: Tensor) -> Tensor:
         """Return the product with one of the matrices; those with the others are kept until they are asked for."""
         if x is not self._given:
-            self._given, self._made = x, self.products(x)
+            self._given, self._made = x, self.whole(x).split(self.sizes, dim=-1)
         return self._made[index]
 
     def forget(self) -> None:
@@ -99,12 +91,6 @@ class Joined:
 
 def _as_views(parameters: list[Any], sizes: list[int]) -> Tensor:
     """Give parameters a common matrix, or vector, of which each is the rows after those before it."""
-    first = parameters[0].data
-    ends = itertools.accumulate((parameter.numel() for parameter in parameters), initial=first.storage_offset())
-    alike = {parameter.untyped_storage().data_ptr() for parameter in parameters} == {first.untyped_storage().data_ptr()}
-    alike = alike and all(parameter.is_contiguous() for parameter in parameters)
-    if alike and all(parameter.storage_offset() == end for parameter, end in zip(parameters, ends, strict=False)):
-        return first.as_strided((sum(sizes), *first.shape[1:]), first.stride(), first.storage_offset())
     whole = torch.cat([parameter.data for parameter in parameters])
     for parameter, rows in zip(parameters, whole.split(sizes), strict=True):
         parameter.data = rows
@@ -131,7 +117,7 @@ class Joins:
             if names == ATTENTION_WEIGHTS:
                 self.attention.append(joined)
             else:
-                self.mlps.append((module, functools.partial(_mlp_pass, finish, module, joined)))
+                self.mlps.append((module, lambda x, mlp=module, joined=joined: finish(mlp, joined.whole(x))))
         if model.device.type == "cuda":
             torch.cuda.empty_cache()  # the places of the single matrices, which are too small for joined ones
 
@@ -144,10 +130,6 @@ class Joins:
     def forget(self) -> None:
         for joined in self.attention:
             joined.forget()
-
-
-def _mlp_pass(finish: Callable[..., Tensor], module: nn.Module, joined: Joined, x: Tensor) -> Tensor:
-    return finish(module, nn.functional.linear(x, joined.weight, joined.bias))
 
 
 @torch.inference_mode()
@@ -198,8 +180,6 @@ class GroupedAttention:
         The library's interface; heads of a group follow one another."""
         batch, heads, m, width = query.shape
         group = heads // key.shape[1]
-        if unknown := [name for name in UNKNOWN if kwargs.get(name) is not None]:
-            raise NotImplementedError(f"attention with {unknown[0]}")
         if (key_of_mask := (id(attention_mask), group)) not in self.masks:
             self.masks[key_of_mask] = attention_mask, attention_mask.repeat(1, 1, group, 1)
         mask = self.masks[key_of_mask][1]
@@ -226,7 +206,7 @@ class Kernels:
     def __init__(self, model: PreTrainedModel, compiler: Compiler | None = None):
         self.model = model
         self.parts = compiled_parts(model, compiler) if compiler else {}
-        self.joins = Joins(model, compiler or _unchanged)
+        self.joins = Joins(model, compiler or (lambda function: function))
         self.attention = GroupedAttention.of(model)
 
     @contextlib.contextmanager
@@ -257,10 +237,6 @@ class Kernels:
                 self.joins.forget()
                 if self.attention is not None:
                     self.attention.masks.clear()
-
-
-def _unchanged(function: Callable) -> Callable:
-    return function
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from speclab.extensions.batch import decode, shown
 from speclab.extensions.batch.measure import check, compare_batches
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
+from speclab.present.pictures import plots
 from speclab.present.screen import screen
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import say
@@ -41,13 +42,13 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == ["decode"]:
         return decode.run(decode.make_parser().parse_args(words[1:]))
-    config, output, sizes = _prepare(filled(make_parser().parse_args(words)))
+    args = filled(make_parser().parse_args(words))
+    config, output = _prepare(args)
     say(compare.head(config))
-    record, measured = compare_batches(config, sizes)
+    record, measured = compare_batches(config, args.sizes)
     text = functools.partial(screen, record, where=shown.lines(record))
     page = functools.partial(shown.page, record, output.name)
-    picture = functools.partial(shown.picture, record, output.plots, output.name)
-    show(output, record, text, page, [picture])
+    show(output, record, text, page, plots.comparison(record, output.plots, output.name))
     return exit_code(measured)  # raises what ended the run early, if that can be mended
 
 
@@ -57,7 +58,8 @@ def make_parser() -> argparse.ArgumentParser:
     flags.add_text_flags(parser)
     group = parser.add_argument_group("experiment")
     sizes = "texts that are decoded side by side (default: %(default)s)"
-    group.add_argument("-B", "--sizes", type=_sizes, metavar="B,B", default="1,2,4,8,16", help=sizes)
+    read = functools.partial(parsing.numbers, kind=int, smallest=1, flag="-B", largest=decode.MOST_ROWS)
+    group.add_argument("-B", "--sizes", type=read, metavar="B,B", default="1,2,4,8,16", help=sizes)
     flags.add_draft_flag(group, "model,ngram", "as of compare.py; several with commas (default: %(default)s)")
     lengths = "tokens per draft (default: 2,4,6; --quick 2,4)"
     group.add_argument("-k", "--draft-length", metavar="K,K", help=lengths)
@@ -72,17 +74,12 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _sizes(text: str) -> list[int]:
-    return parsing.numbers(text, int, 1, "-B", decode.MOST_ROWS)
-
-
 def filled(args: argparse.Namespace) -> argparse.Namespace:
-    """The arguments, with the defaults of their size wherever the command line gives none."""
     size = "quick" if args.quick else "full" if args.full else "default"
     return flags.with_defaults(args, SIZES[size])
 
 
-def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output, list[int]]:
+def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     """Load and check everything; a Problem with the flags is raised before anything is timed."""
     lengths, auto = parsing.lengths(args.draft_length, "-k")
     if auto:
@@ -90,7 +87,7 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output, list[int]]:
     flags.sampling_from(args)
     config, output = compare.prepare(args, f"{args.name}-batch", lengths, [args.temperature])
     check(config)
-    return config, output, args.sizes
+    return config, output
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The command `decode`: it decodes all prompts at once, prints the texts and says how fast it was."""
 
 import argparse
+import statistics
 
 from speclab.cli import flags, parsing
 from speclab.cli.decoding import how_many, prompt_heading, with_length
@@ -14,7 +15,7 @@ from speclab.extensions.batch.decoding.drafters import batch_drafter, check_draf
 from speclab.extensions.batch.decoding.loops import autoregressive_decode_batch, speculative_decode_batch
 from speclab.extensions.batch.decoding.texts import Request
 from speclab.models.pieces import with_text
-from speclab.models.prompts import KINDS, Prompt
+from speclab.models.prompts import KINDS
 from speclab.models.setup import Setup
 from speclab.present import report
 from speclab.system.terminal import harmless, note, progress
@@ -49,20 +50,30 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    args = _filled(args)
+    if args.limit is None:  # so many of each of the standard kinds that no row stays empty
+        args.limit = -(-args.size // len(KINDS))
+    choice = None if args.draft == NO_DRAFT else registry.read(args.draft)
+    if choice:
+        choice.check_greedy(args.temperature == 0)
     setup, prompts = flags.load(args)
     check_batch(setup.target)
-    drafter, draft = _drafter(args, setup)
-    registry.check_prompts(setup.target, [drafter] if drafter else [], prompts, args.max_new_tokens)
-    if drafter is None and args.draft_length is not None:
+    drafter, about, k = None, "none: one token of each text in a pass", 0
+    typed = [] if args.draft_length is None else [args.draft_length]
+    if choice:
+        drafter = choice.make(setup, args.seed)
+        check_drafter(choice.name, drafter)
+        drafter, k, said = with_length(drafter, choice.name, setup, [*typed, DRAFT_LENGTH][0])
+        about = "\n".join([said, *drafter.length_notes(choice.name, typed)])
+    elif typed:
         note("-k has no effect: nothing is drafted")
-    head = [setup.describe(), f"draft   {draft}", *flags.describe_chat(prompts, setup.tokenizer)]
-    note("\n".join(head))
+    registry.check_prompts(setup.target, [drafter] if drafter else [], prompts, args.max_new_tokens)
+    note("\n".join([setup.describe(), f"draft   {about}", *flags.describe_chat(prompts, setup.tokenizer)]))
     if len(prompts) < args.size:
         note(f"{len(prompts)} prompts for {args.size} rows: the others stay empty; give more prompts, or --limit 0")
     eos = frozenset() if args.ignore_eos else setup.eos
     settings = DecodeSettings(args.max_new_tokens, setup.sampling, eos, args.seed)
-    decoding = _decoded(args, setup, prompts, drafter, settings)
+    requests = [Request(prompt.ids.to(setup.device), settings) for prompt in prompts]
+    decoding = decoded(setup, requests, args.size, drafter, k)
     for number, prompt in enumerate(prompts):
         text = "".join(round_.text for round_ in with_text(decoding.rounds[number], setup.pieces(prompt)))
         print(harmless(f"{prompt_heading(prompt)}\n{text}"))
@@ -72,39 +83,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _filled(args: argparse.Namespace) -> argparse.Namespace:
-    """Return the arguments with the draft, and the number of prompts where the command line gives none."""
-    if args.limit is None:  # so many of each of the standard kinds that no row stays empty
-        args.limit = -(-args.size // len(KINDS))
-    if args.draft != NO_DRAFT:
-        args.choice = registry.read(args.draft)
-        args.choice.check_greedy(args.temperature == 0)
-    return args
-
-
-def _drafter(args: argparse.Namespace, setup: Setup) -> tuple[Drafter | None, str]:
-    """The drafter, and a line about it; `args.draft_length` becomes the length that it has."""
-    if args.draft == NO_DRAFT:
-        return None, "none: one token of each text in a pass"
-    drafter, name = args.choice.make(setup, args.seed), args.choice.name
-    check_drafter(name, drafter)
-    typed = [] if args.draft_length is None else [args.draft_length]
-    drafter, args.draft_length, said = with_length(drafter, name, setup, (typed or [DRAFT_LENGTH])[0])
-    return drafter, "\n".join([said, *drafter.length_notes(name, typed)])
-
-
-def _decoded(
-    args: argparse.Namespace,
-    setup: Setup,
-    prompts: list[Prompt],
-    drafter: Drafter | None,
-    settings: DecodeSettings,
-) -> BatchDecoding:
-    target = BatchedModel(setup.target, args.size)
-    requests = [Request(prompt.ids.to(setup.device), settings) for prompt in prompts]
+def decoded(setup: Setup, requests: list[Request], n_rows: int, drafter: Drafter | None, k: int) -> BatchDecoding:
+    """Decode all requests, `n_rows` at a time, with k drafted tokens a round; without a drafter token by token."""
+    target = BatchedModel(setup.target, n_rows)
     if drafter:
-        of_rows = batch_drafter(drafter, args.size)
-        rounds = speculative_decode_batch(target, of_rows, requests, args.draft_length)
+        rounds = speculative_decode_batch(target, batch_drafter(drafter, n_rows), requests, k)
     else:
         rounds = autoregressive_decode_batch(target, requests, setup.chunk)
     decoding = BatchDecoding(rounds, len(requests))
@@ -118,18 +101,12 @@ def _decoded(
 
 
 def speed(decoding: BatchDecoding, at_once: int) -> str:
-    """A line with the speed of all texts together and of one text. at_once: the most texts decoded side by side"""
+    """Lines with the speed of all texts together, and of one. at_once: the most texts that were decoded side by side"""
     seconds, n_tokens = sum(made.seconds for made in decoding.passes), decoding.counts.n_emitted
-    rate = f"{n_tokens / seconds:.1f} tok/s" if n_tokens else "no decoding to time"
-    waits = decoding.between_tokens
-    between = "" if waits is None else f", {1e3 * waits:.2f} ms between tokens"
-    dropped = decoding.counts.n_after_eos
-    return "\n".join(
-        [
-            f"\n{how_many(decoding.n_tokens, n_tokens)} in {seconds:.2f} s, {at_once} at a time: "
-            + f"{rate} in all"
-            + f"; {dropped} more after an end token were dropped" * bool(dropped),
-            f"a text: {decoding.latency:.2f} s from its prompt to its last token{between} (medians of "
-            f"{len(decoding.texts)} texts)",
-        ]
+    rate = f"{n_tokens / seconds:.1f} tok/s in all" if n_tokens else "no decoding to time"
+    dropped, latency = decoding.counts.n_after_eos, statistics.median(decoding.latencies.values())
+    more = f"; {dropped} more after an end token were dropped" * bool(dropped)
+    return (
+        f"\n{how_many(decoding.n_tokens, n_tokens)} in {seconds:.2f} s, {at_once} at a time: {rate}{more}\n"
+        f"a text: {latency:.2f} s from its prompt to its last token (median of {len(decoding.latencies)})"
     )

@@ -9,11 +9,8 @@ many. So, with C tokens of context,
 A round takes its passes, and what the loop does outside of them, which a batch does once for all of its texts. That is
 measured where one text is decoded at a time: the seconds of a round, less those of its passes. A head, or another
 network that drafts row by row, works for each text anew: what its rounds take beyond those of plain decoding counts
-once for each text.
-
-While reading the weights takes most of the time, more tokens in a pass cost nothing, and drafted tokens are verified
-for free. A large batch removes this gain: every drafted token then costs what a token of another text would. A long
-context restores it: keys and values are read once for a text, not for every token. MagicDec, arXiv 2408.11049.
+once for each text. Why a large batch removes the gain of a draft, and a long context restores it: MagicDec, arXiv
+2408.11049.
 """
 
 import functools
@@ -123,53 +120,47 @@ class Expectations:
 class PassTimer:
     """Times passes over one text, of each model its own.
 
-    A pass that follows the same pass finds its code, its weights and the processor's threads as that one has left them.
-    In a decoding other work comes in between, and a pass takes longer. So `step` is called between the rounds of the
-    decodings that are to be predicted. In a turn every pass comes once, in another order every time. Caches hold random
-    numbers: memory that was never written is read for nothing.
+    In a decoding other work comes between two passes, and a pass takes longer than one that follows its like. So `step`
+    is called between the rounds of the decodings that are to be predicted. In a turn every pass comes once, in another
+    order every time. Caches hold random numbers: memory that was never written is read for nothing.
     """
 
     def __init__(self, models: Mapping[str, CachedModel], passes: Mapping[str, set[Pass]]):
-        self.models = models
         self._batches = {name: BatchedModel(model, 1) for name, model in models.items()}
-        self._passes = [(name, one) for name in models for one in sorted(passes[name])]
-        self._timed: dict[tuple[str, Pass], list[float]] = {one: [] for one in self._passes}
+        self._timed: dict[tuple[str, Pass], list[float]] = {
+            (name, one): [] for name in models for one in sorted(passes[name])
+        }
+        self.n_steps = len(self._timed)  # of a turn
         self._random = random.Random(0)
         self._left: list[tuple[str, Pass]] = []  # what is left of this turn
         for name, batch in self._batches.items():
             batch.start(max(map(sum, passes[name])))
             batch.fill(seed=0)
-        for one in self._passes:  # meets the shapes
+        for one in self._timed:  # meets the shapes
             self._seconds(one)
-
-    @property
-    def n_steps(self) -> int:
-        return len(self._passes)
 
     def step(self) -> None:
         if not self._left:
-            self._left = list(self._passes)
-            self._random.shuffle(self._left)
+            self._left = self._random.sample(list(self._timed), self.n_steps)
         one = self._left.pop()
         self._timed[one].append(self._seconds(one))
 
     def _seconds(self, one: tuple[str, Pass]) -> float:
         name, (width, context) = one
-        batch, device = self._batches[name], self.models[name].device
+        batch = self._batches[name]
         batch.lengths = [context]
-        tokens = torch.zeros(1, width, dtype=torch.long, device=device)
-        return seconds(functools.partial(batch.forward, tokens), device)
+        tokens = torch.zeros(1, width, dtype=torch.long, device=batch.device)
+        return seconds(functools.partial(batch.forward, tokens), batch.device)
 
     @property
     def times(self) -> dict[str, dict[Pass, float]]:
-        """The seconds of passes, by model: the mean of the middle half of each series, which a disturbed
-        moment does not move, times what such moments add to all series together. The predicted rates are of the whole
-        time, those moments included."""
+        """The seconds of passes, by model: the mean of the middle half of each series, which no disturbed moment moves,
+        times what such moments add to all series together, since they are in the predicted rates, too."""
         series = {one: timed for one, timed in self._timed.items() if timed}
         middle = {one: middle_mean(timed) for one, timed in series.items()}
         undisturbed = sum(middle[one] * len(timed) for one, timed in series.items())
         more = sum(map(sum, series.values())) / undisturbed if series else 1.0
-        return {name: {one: more * mean for (of, one), mean in middle.items() if of == name} for name in self.models}
+        return {name: {one: more * mean for (of, one), mean in middle.items() if of == name} for name in self._batches}
 
 
 def middle_mean(values: Sequence[float]) -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from speclab.core.counts import Counts
-from speclab.core.rounds import DecodeSettings, Round
+from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
 from speclab.extensions.batch.decoding.decodings import BatchDecoding
 from speclab.extensions.batch.decoding.drafters import BatchDrafter, batch_drafter, check_drafter, shared_model
@@ -34,15 +34,6 @@ WARM_UP_TOKENS = 12
 TURNS = 30  # turns in which passes are timed
 
 
-@dataclass(kw_only=True)
-class BatchRun(ComparisonRun):
-    """The record of `python -m speclab.extensions.batch`. batches: the numbers of texts at a time. noise: one of each.
-    row_by_row: drafts that have no pass for all rows together."""
-
-    batches: list[int]
-    row_by_row: list[str]
-
-
 class BatchArm(NamedTuple):
     """A way to decode, `n_texts` at a time."""
 
@@ -53,12 +44,8 @@ class BatchArm(NamedTuple):
 FIRST = BatchArm(BASELINE, 1)  # plain decoding of one text at a time, which all others are judged by
 
 
-class Engine(NamedTuple):
-    """The batch on which a way to decode runs, and its drafter where there is one. Both are kept from the warm-up on,
-    so that nothing is recorded again while the clock counts."""
-
-    target: BatchedModel
-    drafter: BatchDrafter | None
+# Of a way to decode, and kept from the warm-up on: nothing is recorded again while the clock counts.
+Engine = tuple[BatchedModel, BatchDrafter | None]
 
 
 @dataclass
@@ -76,8 +63,9 @@ class Batches:
         return "the rounds so far are complete" if full and all(full) else ""
 
 
-def compare_batches(config: RunConfig, batches: list[int]) -> tuple[BatchRun, Measurement]:
-    """Measure, check, predict.  -> the record, and the texts with what their checks say"""
+def compare_batches(config: RunConfig, batches: list[int]) -> tuple[ComparisonRun, Measurement]:
+    """Measure, check, predict.  -> the record, with a noise floor for each number of texts, and the texts with what
+    their checks say"""
     decoded, sizes = Batches(config), sorted({1, *batches})
     mean = statistics.mean(prompt.ids.shape[1] for prompt in config.prompts)
     context = round(mean + config.max_new_tokens / 2)  # tokens before a pass of plain decoding
@@ -89,29 +77,26 @@ def compare_batches(config: RunConfig, batches: list[int]) -> tuple[BatchRun, Me
     lines = finished(list(lines_of(decoded)), decoded)
     rows = rows_of(lines, config.common)
     if not measured.interrupted:
-        expected = Expectations(
-            context, timer.times, known(decoded), networks_by_row(config), config.setup.engine != "c"
-        )
+        of_network = networks_by_row(config)
+        expected = Expectations(context, timer.times, known(decoded), of_network, config.setup.engine != "c")
         for row in rows:
             row.forecast = expected.speedup(row.draft, row.draft_length, row.n_texts) if row.draft else None
-    floors = (
-        noise_floor(
-            *([one for one in lines if (one.arm, one.n_texts) == (arm, n)] for arm in (BASELINE, BASELINE_REPEAT))
-        )
-        for n in sizes
-    )
-    kinds = list(dict.fromkeys(line.prompt_kind for line in lines))
-    run = BatchRun(
+    plain = [[one for one in lines if one.arm == arm] for arm in (BASELINE, BASELINE_REPEAT)]
+    floors = (noise_floor(*([one for one in own if one.n_texts == n] for own in plain)) for n in sizes)
+    run = ComparisonRun(
         **config.head(measured),
-        batches=sizes,
-        row_by_row=[name for name, drafter in config.drafters.items() if not shared_model(drafter)],
-        prompts={"n": len({line.prompt_index for line in lines}), "kinds": kinds, "n_cut": None},
+        prompts={
+            "n": len({line.prompt_index for line in lines}),
+            "kinds": list(dict.fromkeys(line.prompt_kind for line in lines)),
+            "n_cut": None,
+        },
         correctness=measured.correctness,
         noise=[floor for floor in floors if floor],
         costs=[],
         rows=rows,
         raw=[line.recorded() for line in lines],
     )
+    run.settings["row_by_row"] = [name for name, drafter in config.drafters.items() if not shared_model(drafter)]
     return run, measured
 
 
@@ -181,33 +166,27 @@ def _warmed(config: RunConfig, one: BatchArm) -> Engine:
     requests = requests_of(config, one.n_texts)
     longest = max(config.prompts[number].ids.shape[1] for number in requests) + config.max_new_tokens
     longest += k + 1 if one.arm.speculative else setup.chunk
-    engine = Engine(BatchedModel(setup.target, one.n_texts), None)
-    engine.target.start(longest)
-    engine.target.prepare(range(1, k + 2), longest)
+    target, drafter = BatchedModel(setup.target, one.n_texts), None
+    target.start(longest, range(1, k + 2))
     if one.arm.speculative:
         drafter = batch_drafter(copy.deepcopy(config.drafters[one.arm.draft]), one.n_texts)
-        drafter.start(engine.target, setup.sampling_at(config.temperatures[0]), longest)
-        drafter.prepare(longest)
-        engine = engine._replace(drafter=drafter)
+        drafter.start(target, setup.sampling_at(config.temperatures[0]), longest)
     budget = min(max(WARM_UP_TOKENS, k + 2), config.max_new_tokens)
-    take_turns([_decoding(config, one, engine, requests[: 2 * one.n_texts], budget)])
-    return engine
+    take_turns([_decoding(config, one, (target, drafter), requests[: 2 * one.n_texts], budget)])
+    return target, drafter
 
 
 def _decoding(config: RunConfig, one: BatchArm, engine: Engine, numbers: list[int], budget: int) -> BatchDecoding:
     """Make a way to decode ready to work on these requests; each has random numbers of its own, the same in every
     way."""
-    setup, sampling = config.setup, config.setup.sampling_at(config.temperatures[0])
-    requests = [
-        Request(
-            config.prompts[number].ids.to(setup.device), DecodeSettings(budget, sampling, seed=config.seed * 1009 + i)
-        )
-        for i, number in enumerate(numbers)
-    ]
-    if engine.drafter is None:
-        return BatchDecoding(autoregressive_decode_batch(engine.target, requests, setup.chunk), len(requests))
-    k, accept = one.arm.draft_length, config.functions.accept
-    return BatchDecoding(speculative_decode_batch(engine.target, engine.drafter, requests, k, accept), len(requests))
+    setup, sampling, (target, drafter) = config.setup, config.setup.sampling_at(config.temperatures[0]), engine
+    settings = (DecodeSettings(budget, sampling, seed=config.seed * 1009 + i) for i in range(len(numbers)))
+    prompts = [config.prompts[number].ids.to(setup.device) for number in numbers]
+    requests = list(map(Request, prompts, settings))
+    if drafter is None:
+        return BatchDecoding(autoregressive_decode_batch(target, requests, setup.chunk), len(requests))
+    rounds = speculative_decode_batch(target, drafter, requests, one.arm.draft_length, config.functions.accept)
+    return BatchDecoding(rounds, len(requests))
 
 
 # --- what was decoded -------------------------------------------------------------------------------------------------
@@ -232,8 +211,8 @@ def lines_of(decoded: Batches) -> Iterator[Decoded]:
             line.n_texts, counts = n_texts, Counts()
             for round_ in decoding.rounds[first]:
                 counts.add(round_)
-            text = decoding.texts[first]
-            line.add(text.prefill, pace * counts.n_emitted, text.tokens, counts, _rounds(decoding.rounds[first]))
+            rounds = decoding.rounds[first]
+            line.add(decoding.prefills[first], pace * counts.n_emitted, tokens_of(rounds), counts, _rounds(rounds))
             yield line
 
 
@@ -265,7 +244,8 @@ def judge(decoded: Batches) -> Measurement:
             if number not in of_first.ended or own not in decoding.ended:
                 continue
             line = Decoded.begin(arm, temperature, index, prompts[number].kind, prompts[number].ids.shape[1])
-            line.add(0.0, 0.0, decoding.texts[own].tokens, None, _rounds(decoding.rounds[own]))
+            rounds = decoding.rounds[own]
+            line.add(0.0, 0.0, tokens_of(rounds), None, _rounds(rounds))
             line.lossy_rule = measured.bench.lossy_rule(arm)
             measured.lines.append(line)
         if one != FIRST and (temperature == 0 or arm.speculative):

@@ -1,15 +1,10 @@
-"""What a comparison of batches says beside the rows: up to how many texts at a time each draft pays, and a picture."""
+"""What a comparison of batches says beside the rows: up to how many texts at a time each draft pays."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
-from speclab.extensions.batch.measure import BatchRun
 from speclab.present import report, tables
-from speclab.present.pictures import figures
-from speclab.present.pictures.figures import STYLES, Panel, Series, draw, plain
 from speclab.present.tables import Lines, number
-from speclab.records.rows import Row
-from speclab.theory.attribution import decoding
+from speclab.records.files import ComparisonRun
 
 COLUMNS = (
     "B is the number of texts that are decoded side by side. A speedup is over the baseline of as many texts at a "
@@ -18,47 +13,28 @@ COLUMNS = (
 )
 
 
-def rows_of(run: BatchRun, draft: str) -> list[Row]:
-    return [row for row in run.rows if row.draft == draft and row.prompt_kind == "all"]
-
-
-def drafts(run: BatchRun) -> list[str]:
-    return list(dict.fromkeys(row.draft for row in run.rows if row.draft and row.n_drafted))
-
-
-def lines(run: BatchRun) -> list[str]:
+def lines(run: ComparisonRun) -> list[str]:
     """Return the lines below the table: what its columns mean, and up to which batch each draft pays."""
     found = [COLUMNS]
-    for draft in drafts(run):
-        rows = rows_of(run, draft)
+    for draft in dict.fromkeys(row.draft for row in run.rows if row.draft and row.n_drafted):
+        rows = [row for row in run.rows if row.draft == draft and row.prompt_kind == "all"]
         sizes = sorted({row.n_texts for row in rows})  # a stop may leave out some
         best = {n: max(row.speedup for row in rows if row.n_texts == n) for n in sizes}
         expected = {n: max(row.forecast or 0.0 for row in rows if row.n_texts == n) for n in sizes}
         pays = knee(expected) if any(expected.values()) else "unknown"
         found.append(f"{draft}: speculation pays up to a batch of: {knee(best)} (expected: {pays})")
-    by_row = (f"{name}: drafts row by row, so drafting for B texts takes B times as long" for name in run.row_by_row)
-    copies = [str(n) for n in run.batches if n > run.prompts["n"]]
+    by_row = (
+        f"{name}: drafts row by row, so drafting for B texts takes B times as long"
+        for name in run.settings["row_by_row"]
+    )
+    copies = [str(n) for n in sorted({row.n_texts for row in run.rows}) if n > run.prompts["n"]]
     held = f"B = {', '.join(copies)}: more rows than prompts ({run.prompts['n']}), so some decode copies"
     return [*found, *by_row, *([held] if copies else [])]
 
 
-def page(run: BatchRun, name: str) -> str:
+def page(run: ComparisonRun, name: str) -> str:
     """Return results/NAME.md. name: the name of the picture"""
     return report.page(run, name) + "\n" + tables.show([Lines(lines(run))], markdown=True)
-
-
-def picture(run: BatchRun, folder: Path, name: str) -> Path:
-    """Write folder/NAME-speedup.png: speedups by batch, a panel for each draft."""
-    panels = []
-    for draft in drafts(run):
-        series = []
-        for look, k in enumerate(sorted({row.draft_length for row in rows_of(run, draft)})):
-            rows = [row for row in rows_of(run, draft) if row.draft_length == k]
-            series.append(Series(f"k = {k}", {row.n_texts: decoding(row) for row in rows}, look))
-            series.append(Series("forecast", plain((row.n_texts, row.forecast) for row in rows), look, STYLES[0]))
-        label = "speedup over as many texts without a draft"
-        panels.append(Panel(series, "texts at a time, B", label, title=draft, log=True))
-    return figures.save(draw(panels), run, folder, f"{name}-speedup")
 
 
 def knee(speedups: Mapping[int, float]) -> str:

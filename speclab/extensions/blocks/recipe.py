@@ -77,7 +77,6 @@ RECIPES = {
         loss=block_loss,
         write=write_block,
         trained=lambda target, args: read_block(args.init, target),
-        folder="build/block",
         chains=1 / 4,
         narrows=True,
     ),

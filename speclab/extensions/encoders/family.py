@@ -108,11 +108,6 @@ class EncoderDecoder(Family):
         of_encoder = {id(p) for p in model.get_encoder().parameters()} - of_decoder
         return [p for p in model.parameters() if id(p) not in of_encoder]
 
-    def layers_in_words(self, model: PreTrainedModel) -> str:
-        """Return a description of the layers, for the head of a run."""
-        n_layers = len(self.cache(model).layers)
-        return f"an encoder, and a decoder of {n_layers} layer{'s' * (n_layers != 1)}"
-
     def head(self, model: PreTrainedModel) -> str:
         """Return a line that says which passes a reader will see."""
         return HEAD

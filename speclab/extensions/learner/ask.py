@@ -18,19 +18,19 @@ from exercises import guard
 from exercises.guard import NeverEnds, at_most, in_one_line, promises_a_value
 from speclab.system.errors import Problem
 
+Check = Callable[[Any], Any]
+"""makes a value of the lab's own of an answer, or raises Impossible"""
+
 
 class Impossible(Exception):
     """An answer that cannot be: what it was, and what was needed."""
 
 
-def ask(
-    number: int, function: Callable, *args, check: Callable[[Any], Any] | None = None, lab_inside: bool = False
-) -> Any:
+def ask(number: int, function: Callable, *args, check: Check | None = None, lab_inside: bool = False) -> Any:
     """Call a function of exercise `number`; whatever goes wrong in it is a Problem of one line.
 
-    check: makes a value of the lab's own of the answer, or raises Impossible. lab_inside: the lab's own passes run
-    within this call, which may take ten times longer. Lists are handed over as copies: a function that uses one up
-    misleads neither the run nor the line.
+    lab_inside: the lab's own passes run within this call, which may take ten times longer. Lists are handed over as
+    copies: a function that uses one up misleads neither the run nor the line.
     """
     try:
         with at_most(guard.SECONDS * (10 if lab_inside else 1)):
@@ -54,27 +54,26 @@ def ask(
     )
 
 
-def whole(smallest: int, largest: int) -> Callable[[Any], int]:
-    """For `ask`: a whole number between two others, numpy's and torch's included."""
-
-    def check(answer: Any) -> int:
+def _number(fits: Check, convert: Check, what: str) -> Check:
+    def check(answer: Any) -> Any:
         with contextlib.suppress(Exception):  # TypeError, or whatever a learner's class raises
-            if smallest <= operator.index(answer) <= largest:
-                return operator.index(answer)
-        raise Impossible(f"{short(answer)}, not a whole number from {smallest} to {largest}")
+            if fits(answer):
+                return convert(answer)
+        raise Impossible(f"{short(answer)}, not {what}")
 
     return check
 
 
-def finite(answer: Any) -> float:
-    """For `ask`: a finite number, a fraction and a tensor of one included; text is none."""
-    with contextlib.suppress(Exception):  # TypeError, RuntimeError of a tensor of several, or a learner's own
-        if not isinstance(answer, str) and math.isfinite(answer):
-            return float(answer)
-    raise Impossible(f"{short(answer)}, not a finite number")
+def whole(smallest: int, largest: int) -> Check:
+    """For `ask`: a whole number between two others, numpy's and torch's included."""
+    what = f"a whole number from {smallest} to {largest}"
+    return _number(lambda answer: smallest <= operator.index(answer) <= largest, operator.index, what)
 
 
-def each(what: str, *checks: Callable[[Any], Any]) -> Callable[[Any], list]:
+finite = _number(math.isfinite, float, "a finite number")  # a fraction and a tensor of one included; text is none
+
+
+def each(what: str, *checks: Check) -> Check:
     """For `ask`: a tuple or a list, with a check for each of its items. `what` says in words what it should be."""
 
     def check(answer: Any) -> list:

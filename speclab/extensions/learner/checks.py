@@ -31,7 +31,6 @@ from speclab.system.terminal import note
 MARKS = {"passed": "ok", "todo": "todo", "failed": "FAILS"}
 SILENCE = 45  # seconds without the end of a check, after which the process is ended
 STACK = 30  # seconds after which pytest logs where a check is; pytest-timeout has stopped before what it can stop
-WORST_FIRST = ("none", "failed", "todo", "passed")
 # Only the lab's own settings: no plugins and no options of whoever runs this.
 SETTINGS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -46,19 +45,10 @@ class Check:
     message: str = ""
     printed: list[str] = field(default_factory=list)  # the last lines that the learner's code printed
     reach: list[str] = field(default_factory=list)  # what it uses, and what that calls in turn in the learner's file
-    is_whole: bool = False  # it tries everything together, after the checks of single ideas
 
     @property
     def name(self) -> str:
         return re.sub(r"\bthe targets\b", "the target's", self.function.removeprefix("test_").replace("_", " "))
-
-    def follows_from(self, other: "Check") -> bool:
-        """Where both fail: does this one fail because of the functions that the other one, before it, has looked at?
-
-        It does where it uses these and further ones, and where it tries the same ones all together.
-        """
-        mine, its = set(self.reach), set(other.reach)
-        return bool(its) and its <= mine and (self.is_whole or (its < mine and not other.is_whole))
 
 
 @dataclass
@@ -130,14 +120,13 @@ def run_checks(package: str, chosen: list[Exercise]) -> None:
         )
     for exercise in chosen:
         own = [line for line in outcomes if line["file"] == exercise.test_file.name]
-        cases = {line["case"]: Check(**line["check"]) for line in own}  # what the last line of a case says
-        worst: dict[str, Check] = {}
-        for check in cases.values():
-            others = (worst.get(check.function, check), check)
-            worst[check.function] = min(others, key=lambda one: WORST_FIRST.index(one.outcome))
-            if worst[check.function].outcome == "none":
+        of_function: dict[str, list[Check]] = {}
+        for check in {line["case"]: Check(**line["check"]) for line in own}.values():  # the last line of each case
+            if check.outcome == "none":
                 check.outcome, check.message = "failed", _why_it_ended(code, log)
-        exercise.checks = list(worst.values())
+            of_function.setdefault(check.function, []).append(check)
+        worst_first = [*MARKS][::-1]
+        exercise.checks = [min(of, key=lambda one: worst_first.index(one.outcome)) for of in of_function.values()]
 
 
 def _pytest(package: str, files: list[Path]) -> tuple[int | None, str, list[dict]]:
@@ -179,7 +168,6 @@ def _pytest(package: str, files: list[Path]) -> tuple[int | None, str, list[dict
 
 
 def _why_it_ended(code: int | None, log: str) -> str:
-    """Why there are checks without an outcome, in the learner's words."""
     places = re.findall(r'File ".*?(\w+)[/\\](ex\d\d_\w+\.py)", line (\d+)', log)
     place = " ({}/{}:{})".format(*places[0]) if places else ""
     if code is None or (not has_alarm() and "+ Timeout +" in log):  # without alarms the plugin ends Python
@@ -228,29 +216,26 @@ def summary(chosen: list[Exercise]) -> str:
 
 
 def report(exercise: Exercise) -> str:
-    """A line for each check of an exercise, and what is wrong: once for each cause."""
+    """A line for each check of an exercise, and what is wrong: once for each cause. A check that uses a function for
+    which another one has failed above may fail for that."""
     lines = [f"Exercise {exercise.number}: {exercise.title}   [{exercise.status}]", ""]
     width = max(len(check.name) for check in exercise.checks)
-    indent = " " * 9
-    causes: list[Check] = []
+    said, wrong, indent = set[str](), set[str](), " " * 9
     for check in exercise.checks:
-        remark, is_cause = check.message, check.outcome == "failed"
-        if is_cause:
-            same = any(check.message == cause.message for cause in causes)
-            remark = "the same as above" if same else ""
-            if not same and any(check.follows_from(cause) for cause in causes):
-                remark = "follows from the above"
+        failed = check.outcome == "failed"
+        is_cause = failed and check.message not in said and wrong.isdisjoint(check.reach)
+        remark = "" if is_cause else "see above" if failed else check.message
         lines.append(f"  {MARKS[check.outcome]:>5}  {check.name:<{width}}  {remark}".rstrip())
-        if is_cause and not remark:
+        if is_cause:
             lines.append(textwrap.fill(check.message, 110, initial_indent=indent, subsequent_indent=indent))
-            if not causes:  # only for the first: a print in a loop would bury the others
+            if not said:  # only for the first: a print in a loop would bury the others
                 lines += [indent + line for line in check.printed]
-            causes.append(check)
+            said.add(check.message)
+            wrong.update(check.reach)
     return "\n".join(lines)
 
 
 def next_step(chosen: list[Exercise], package: str) -> str:
-    """One line: what to type next, for the first exercise that is not done."""
     exercise = next((exercise for exercise in chosen if exercise.status != "done"), None)
     if exercise is None:
         return f"all done; to see where you are, type: {check_command()}"

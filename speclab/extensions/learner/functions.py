@@ -24,7 +24,6 @@ from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.models.cached import tokens_to_keep
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.system.errors import UsageProblem
 from speclab.theory.losslessness import judge_divergence
 
 ROLES = {  # what an exercise decides in a run
@@ -40,8 +39,7 @@ ROLES = {  # what an exercise decides in a run
     9: "when a draft stops",
     10: "verification when sampling, all drafts together",
 }
-WHOLE_LOOP = 8  # takes the place of all others
-BLOCK_RULE = 10  # takes the place of exercise 4
+WHOLE_LOOP, BLOCK_RULE = 8, 10  # they take the places of all others, and of exercise 4
 FIRST_LENGTH = 4  # tokens of the first draft, before the rule of exercise 6 has seen a round
 # What a run says of BLOCK_RULE; a learner's function judges.
 TOGETHER = Rule("block", accept_from_logits, "drafted tokens are judged together (block verification)")
@@ -49,15 +47,7 @@ TOGETHER = Rule("block", accept_from_logits, "drafted tokens are judged together
 Modules = dict[int, ModuleType]  # of the exercises in use, by their numbers
 
 
-def learner_functions(
-    loop: Loop, package: str, modules: Modules, unfinished: dict[int, str] | None = None
-) -> LoopFunctions:
-    """The lab's `loop` with the learner's decisions in it, or exercise 8's loop.
-
-    unfinished: the exercises that this run could use, and how far they are.
-    """
-    used = ", ".join(f"{n} ({ROLES[n]})" for n in modules)
-    rest = ", ".join(f"{n} ({ROLES[n]}: {status})" for n, status in (unfinished or {}).items())
+def learner_functions(loop: Loop, package: str, modules: Modules) -> LoopFunctions:
     return LoopFunctions(
         functools.partial(_whole_loop, modules[WHOLE_LOOP].decode) if WHOLE_LOOP in modules else loop,
         accept=functools.partial(accept, modules),
@@ -66,7 +56,7 @@ def learner_functions(
         rule=TOGETHER if BLOCK_RULE in modules else TOKEN,
         shapes=functools.partial(ask, 1, modules[1].shapes) if 1 in modules else None,
         is_right=functools.partial(is_right, package, modules),
-        about=f"from {package}/: {used}" + (f"; the lab's own: {rest}" if rest else ""),
+        about=f"from {package}/: " + ", ".join(f"{n} ({ROLES[n]})" for n in modules),
     )
 
 
@@ -99,17 +89,15 @@ def accept(modules: Modules, draft: Draft, logits: Tensor, sampling: Sampling, u
         n_accepted = ask(2, modules[2].count_accepted, drafted, own, check=whole(0, len(drafted)))
         found = n_accepted, ask(2, modules[2].next_token, own, n_accepted, check=whole(0, logits.shape[-1] - 1))
     else:
-        rule = modules[4].verify_draft if number == 4 else modules[BLOCK_RULE].verify_block
-        found = accept_sampled(number, rule, draft, sampling.probs(logits), uniforms)
+        found = _accept_sampled(number, modules[number], draft, sampling.probs(logits), uniforms)
     return AcceptResult(*(torch.tensor([number], device=logits.device) for number in found))
 
 
-def accept_sampled(
-    number: int, rule: Callable, draft: Draft, target_probs: Tensor, uniforms: Tensor
+def _accept_sampled(
+    number: int, learner: ModuleType, draft: Draft, target_probs: Tensor, uniforms: Tensor
 ) -> tuple[int, int]:
     """The rule of exercise 4 or 10 on probabilities (1, n + 1, vocab).  -> n_accepted, next token"""
-    drafted, vocab = draft.tokens[0].tolist(), target_probs.shape[-1]
-    draft_probs = draft.probs
+    drafted, vocab, draft_probs = draft.tokens[0].tolist(), target_probs.shape[-1], draft.probs
     if draft_probs is None:  # prompt lookup is certain of what it proposes
         draft_probs = torch.nn.functional.one_hot(draft.tokens, vocab).to(target_probs.dtype)
     if not (target_probs.isfinite().all() and draft_probs.isfinite().all()):
@@ -119,13 +107,11 @@ def accept_sampled(
         """(vocab,) probabilities and a number in [0, 1) -> an id"""
         return int(draw(probs[None], uniforms.new_tensor([uniform]))[0])
 
+    rule = learner.verify_draft if number == 4 else learner.verify_block
     # Copies: the draft's were made in inference mode, where a learner's in-place step would be an error.
-    numbers = uniforms[0, : len(drafted) + 1].tolist()
+    args = drafted, draft_probs[0].clone(), target_probs[0].clone(), uniforms[0, : len(drafted) + 1].tolist(), draw_one
     pair = each("a pair (n_accepted, next token)", whole(0, len(drafted)), whole(0, vocab - 1))
-    n_accepted, token = ask(
-        number, rule, drafted, draft_probs[0].clone(), target_probs[0].clone(), numbers, draw_one, check=pair
-    )
-    return n_accepted, token
+    return tuple(ask(number, rule, *args, check=pair))
 
 
 def keep_tokens(modules: Modules, n_cached: int, n_committed: int) -> int:
@@ -140,13 +126,8 @@ def keep_tokens(modules: Modules, n_cached: int, n_committed: int) -> int:
 
 def adapt(modules: Modules, drafter: Drafter, longest: int | None = None) -> Drafter:
     """The drafter of one decoding: exercise 7 in place of the n-grams, exercise 3 feeding a model, exercise 9 where a
-    draft chooses its length, exercise 6 around any of them where `longest` says up to which it may choose.
-
-    Exactly these classes: what is derived from one of them is no draft that an exercise writes. UsageProblem for a
-    draft that runs a part of the target, with a loop of the learner's own, whose passes are whole.
-    """
-    if WHOLE_LOOP in modules and any(part.pass_share < 1 for part in drafter.parts):
-        raise UsageProblem("the loop of exercise 8 verifies with whole passes; use another --draft")
+    draft chooses its length, exercise 6 around any of them where `longest` says up to which it may choose. Exactly
+    these classes: what is derived from one of them is no draft that an exercise writes."""
     if type(drafter) is NgramDrafter and 7 in modules:
         drafter = CheckedDrafter(modules[7].MyDrafter)
     elif type(drafter) is ModelDrafter and 3 in modules:
@@ -162,11 +143,8 @@ def adapt(modules: Modules, drafter: Drafter, longest: int | None = None) -> Dra
 
 
 class LearnerCatchUp(ModelDrafter):
-    """A draft model that is rolled back and fed as exercise 3 says.
-
-    Too much or too little would be lossless and never seen in the text: only the draft would get worse. So it is looked
-    at whether the answer is what the draft's cache lacks.
-    """
+    """A draft model that is rolled back and fed as exercise 3 says. Too much or too little would never be seen in the
+    text: only the draft would get worse. So the answer has to be what the draft's cache lacks."""
 
     def __init__(self, drafter: ModelDrafter, modules: Modules):
         super().__init__(drafter.draft)
@@ -182,10 +160,8 @@ class LearnerCatchUp(ModelDrafter):
         self._n_committed = len(self._committed)
         kept = keep_tokens(self._modules, self.draft.length, self._n_committed)
         self.draft.crop(kept)
-        self._not_fed = self._committed[kept:]
-        exactly = each(
-            f"what the draft's cache lacks: {short(self._not_fed)}", *(whole(one, one) for one in self._not_fed)
-        )
+        self._not_fed = lacks = self._committed[kept:]
+        exactly = each(f"what the draft's cache lacks: {short(lacks)}", *(whole(one, one) for one in lacks))
         ask(3, self._modules[3].catch_up, self._committed, kept, check=exactly)
 
 
@@ -203,7 +179,6 @@ class CheckedDrafter(Drafter):
         return ask(7, self._inner.propose, k, uniforms, check=functools.partial(self._checked, k))
 
     def _checked(self, k: int, draft: Any) -> Draft:
-        """The same draft, its size counted."""
         tokens: Any = getattr(draft, "tokens", None)
         probs, vocab = getattr(draft, "probs", None), self._vocab_size
         found = tokens[0].tolist() if isinstance(tokens, Tensor) and tokens.shape[:1] == (1,) else [vocab] * (k + 1)
@@ -254,8 +229,7 @@ class LearnerStop(AutoLength):
         costs, drawn = self.costs[self.temperature], [self.acceptance.given(one).rate for one in self._probabilities]
         if len(drawn) >= self._last:
             return False
-        later = self._chain[len(drawn) : self._last]
-        seconds = [costs.seconds(n) for n in range(self._last + 1)]
+        later, seconds = self._chain[len(drawn) : self._last], [costs.seconds(n) for n in range(self._last + 1)]
         return ask(9, self._rule, drawn, later, seconds, self._rate, check=bool)
 
 
@@ -266,11 +240,8 @@ class LearnerStop(AutoLength):
 def is_right(
     package: str, modules: Modules, setup: Setup, prompt: Prompt, settings: DecodeSettings, tokens: list[int]
 ) -> bool:
-    """Print exercise 0's numbers of another decoding of the prompt; or hold a greedy text against the baseline's.
-
-    Functions may pass their checks and still make a wrong text. Another choice between two logits that are equal but
-    for rounding is right.
-    """
+    """Print exercise 0's numbers of another decoding of the prompt; or hold a greedy text against the baseline's, where
+    another choice between two logits that are equal but for rounding is right."""
     ids = prompt.ids.to(setup.device)
 
     def decode() -> Iterator[int]:
@@ -286,10 +257,8 @@ def is_right(
     baseline = list(decode())
     divergence = judge_divergence(setup.reference, prompt.id_list, baseline, tokens, setup.target.vocab_size)
     if divergence is None or divergence.numerical:
-        found = (
-            f"another choice between two equal logits at new token {divergence.position}" if divergence else "identical"
-        )
-        print(f"the baseline's text: {found}")
+        equal = "identical" if divergence is None else f"equal logits decide at new token {divergence.position}"
+        print(f"the baseline's text: {equal}")
         return True
     at, pair = divergence.position, (divergence.baseline_token, divergence.speculative_token)
     expected, given = (repr(setup.token_text(prompt, baseline[:at], id)) if id >= 0 else "the end" for id in pair)
@@ -303,8 +272,7 @@ def rate(learner: ModuleType, decode: Callable[[], Iterator[int]], synchronize: 
 
     decode: starts a decoding of the same prompt. synchronize: waits for the device.
     """
-    three = each("three numbers", finite, finite, finite)
-    args = (decode, time.perf_counter, synchronize, 1)
+    three, args = each("three numbers", finite, finite, finite), (decode, time.perf_counter, synchronize, 1)
     prefill, decoding, n_tokens = ask(0, learner.time_decoding, *args, check=three, lab_inside=True)
     speed = ask(0, learner.tokens_per_second, round(n_tokens), decoding, check=finite)
     return f"{n_tokens:g} tokens, prefill {prefill:.3f} s, decoding {decoding:.2f} s: {speed:.1f} tok/s"

@@ -1,14 +1,5 @@
 """`check.py --run`: one of the lab's scripts, in which the functions that you wrote in exercises/ decide.
 
-    python check.py --run optimized_speculative.py              # every finished exercise that this run can use
-    python check.py 2,3 --run optimized_speculative.py          # these only
-    python check.py 0 --run baseline_autoregressive.py          # exercise 0 rates the run
-    python check.py 4 --run compare.py --temperature 0.8        # exercise 4 decides the sampled rows
-    python check.py 10 --run compare.py --temperature 0.8       # exercise 10 in its place
-    python check.py 9 --run optimized_speculative.py -k auto    # exercise 9 decides when a draft stops
-    python check.py --impl solutions --run compare.py           # the same with the solutions
-    python check.py 2 --run NAME                                # a command of an extension that takes functions
-
 The script's own words are read here first: they say which exercises can take part. Their checks are run before anything
 is timed, and one that fails ends the run. The script's main() gets the functions.
 """
@@ -18,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
@@ -53,45 +44,35 @@ def run(package: str, numbers: list[int], words: list[str]) -> int:
     numbers: none: all that are finished. words: the script, then its flags.
     """
     name, rest = (Path(words[0]).name, words[1:]) if words else ("", [])
-    is_comparison, usable = name == "compare.py", SCRIPTS.get(name, set())
-    script: Any = importlib.import_module(name.removesuffix(".py")) if name in SCRIPTS else None
-    if name in extensions.commands():  # one that takes functions can `parse` its words
-        script = importlib.import_module(f"{extensions.PACKAGE}.{name}.__main__")
-    if script is None or not (name in SCRIPTS or hasattr(script, "parse")):
-        raise UsageProblem(f"--run {' '.join(words)}: give one of the lab's scripts, {', '.join(SCRIPTS)}")
-    if is_comparison:
-        args = compare.make_parser(script.__doc__).parse_args(rest)
-        # What a comparison does not do by itself while a learner's functions take part in it.
-        rest = [*rest, "--alone", *([] if args.draft else ["--draft", compare.USUAL_DRAFTS])]
+    place = name.removesuffix(".py") if name in SCRIPTS else f"{extensions.PACKAGE}.{name}.__main__"
+    script: Any = importlib.import_module(place) if name in {*SCRIPTS, *extensions.commands()} else None
+    usable = SCRIPTS.get(name, set())
+    if name == "compare.py":  # the drafts that exercises are about, at one size
+        rest = ["--alone", "--draft", compare.USUAL_DRAFTS, *rest]
         args = compare.filled(compare.make_parser(script.__doc__).parse_args(rest))
-    elif name in SCRIPTS:
+    elif usable:
         args = decoding.parse(script.__doc__, rest, usable != {0})
-    else:
+    elif hasattr(script, "parse"):  # a command that says which functions it can use
         args = script.parse(rest)
         usable = {n for n in ROLES if n not in (0, 5) and FIELDS.get(n, "adapt") in args.uses}
+    else:
+        raise UsageProblem(f"--run {' '.join(words)}: give one of the lab's scripts, {', '.join(SCRIPTS)}")
     if usable != {0}:  # no exercise has a part in drafts with branches
         registry.check_chains("your code", registry.read_all(args.draft.split(",")))
-    chosen = load(package, numbers, usable)
-    rule, own = getattr(args, "rule", "token"), sorted(ACCEPT_RULES & chosen.modules.keys())
+    modules = load(package, numbers, usable)
+    rule, own = getattr(args, "rule", "token"), sorted(ACCEPT_RULES & modules.keys())
     if own and rule != "token":
         raise UsageProblem(f"--rule {rule} and exercise {own[0]} decide the same; leave one of them out")
-    functions = learner_functions(autoregressive_decode if usable == {0} else speculative_decode, package, *chosen)
+    functions = learner_functions(autoregressive_decode if usable == {0} else speculative_decode, package, modules)
     seen: list[tuple[Any, Any]] = []
     code = script.main(rest, replace(functions, look_at=lambda *pair: seen.append(pair)))
     for record, measured in seen:  # after it has been shown and written, so that a mistake loses nothing
-        show_predictions(chosen.modules, record, measured)
+        show_predictions(modules, record, measured)
     return code
 
 
-class Chosen(NamedTuple):
-    """Whose functions take part in a run."""
-
-    modules: Modules  # of the finished exercises that the run can use
-    unfinished: dict[int, str]  # those that it could use, and how far they are
-
-
-def load(package: str, numbers: list[int], usable: set[int]) -> Chosen:
-    """Of the exercises that a run can use, those that are finished. Their checks run first.
+def load(package: str, numbers: list[int], usable: set[int]) -> Modules:
+    """Of the exercises that a run can use, the modules of those that are finished. Their checks run first.
 
     numbers: only these, all of which must be finished; none: all of them. Raises UsageProblem where one of them has no
     part in the run or none is finished, and Problem where a check of one in use fails.
@@ -99,42 +80,35 @@ def load(package: str, numbers: list[int], usable: set[int]) -> Chosen:
     if others := [n for n in numbers if n not in usable]:
         could = ", ".join(f"{n} ({ROLES[n]})" for n in sorted(usable))
         raise UsageProblem(f"exercise {others[0]} has no part in this run; choose from {could}")
-    if WHOLE_LOOP in numbers and len(numbers) > 1:
-        raise UsageProblem(f"exercise 8 is the whole loop and goes alone; type: {check_command('8', '--run', '...')}")
-    if {4, BLOCK_RULE} <= set(numbers):
-        raise UsageProblem(f"exercises 4 and {BLOCK_RULE} are both the rule for sampled tokens; leave one of them out")
+    if len(numbers) > 1 and (WHOLE_LOOP in numbers or {4, BLOCK_RULE} <= set(numbers)):
+        first, other = (WHOLE_LOOP, "any other") if WHOLE_LOOP in numbers else (4, BLOCK_RULE)
+        raise UsageProblem(f"exercises {first} and {other} decide the same; leave one of them out")
     wanted = numbers or usable - {WHOLE_LOOP, BLOCK_RULE}  # these two only where they are asked for
     chosen = [exercise for exercise in checks.exercises() if exercise.number in wanted]
     checks.run_checks(package, chosen)
-    failed = [exercise for exercise in chosen if exercise.failed]
-    for exercise in failed:
-        note(checks.report(exercise))
-    if failed:
+    if failed := [exercise for exercise in chosen if exercise.failed]:
+        note("\n".join(map(checks.report, failed)))
         words = [str(failed[0].number), *(["--impl", package] if package != "exercises" else [])]
         raise Problem(f"checks fail, so nothing was run; type: {check_command(*words)}")
-    unfinished = {exercise.number: exercise.status for exercise in chosen if exercise.status != "done"}
-    if unfinished and (numbers or len(unfinished) == len(chosen)):
-        what = ", ".join(f"{n} ({ROLES[n]}: {status})" for n, status in unfinished.items())
-        raise UsageProblem(f"not finished: {what}; type: {check_command(*map(str, [*unfinished][: bool(numbers)]))}")
-    names = {exercise.number: f"{package}.{exercise.stem}" for exercise in chosen if exercise.status == "done"}
+    done = {exercise.number: f"{package}.{exercise.stem}" for exercise in chosen if exercise.status == "done"}
+    rest = {exercise.number: exercise.status for exercise in chosen if exercise.status != "done"}
+    what = ", ".join(f"{n} ({ROLES[n]}: {status})" for n, status in rest.items())
+    if rest and (numbers or not done):
+        raise UsageProblem(f"not finished: {what}; type: {check_command(*map(str, [*rest][: bool(numbers)]))}")
+    if rest:
+        note(f"the lab's own: {what}")
     # The checks have imported the file in another process. Here it may still fail, so it is asked as a function is.
-    return Chosen({n: ask(n, importlib.import_module, name, lab_inside=True) for n, name in names.items()}, unfinished)
+    return {n: ask(n, importlib.import_module, name, lab_inside=True) for n, name in done.items()}
 
 
 # --- what exercises 5 and 6 say of a comparison -----------------------------------------------------------------------
 
 
-def show_predictions(modules: dict[int, ModuleType], run: ComparisonRun, measured: Measurement) -> None:
+def show_predictions(modules: Modules, run: ComparisonRun, measured: Measurement) -> None:
     """Ask exercises 5 and 6, where they take part, about a measured comparison, and show a table of each."""
     rows = [row for row in run.rows if row.draft and row.prompt_kind == "all"]
     if 5 in modules:
-        lines = []
-        for row in rows:
-            made = measured.of(Arm(row.method, row.draft or "", row.draft_length), row.temperature)
-            alpha, yours = predicted(modules[5], row, [pair[:2] for s in made for text in s.rounds for pair in text])
-            shown = (row.speedup, row.book_formula, row.accounting)
-            of_row = [str(row.draft), str(row.draft_length), f"{row.temperature:g}", tables.number(alpha)]
-            lines.append([*of_row, *map(tables.speedup, (yours, *shown))])
+        lines = [_predicted(modules[5], row, measured) for row in rows]
         headers = ["draft", "k", "T", "your α", "yours", "measured", "book(α)", "accounting"]
         say(f"\nWhat you predicted\n\n{tables.table(lines, headers)}")
     if 6 in modules:
@@ -147,21 +121,18 @@ def show_predictions(modules: dict[int, ModuleType], run: ComparisonRun, measure
         say(f"\nThe draft lengths that you would take\n\n{tables.table(lines, headers)}")
 
 
-def _usual_context(run: ComparisonRun) -> float:
-    """Return the mean number of prompt tokens, plus half of the new ones."""
-    return mean({line.prompt_index: line.n_prompt for line in run.raw}.values()) + run.settings["max_new_tokens"] / 2
-
-
-def predicted(learner: ModuleType, row: Row, rounds: list[tuple[int, int]]) -> tuple[float | None, float | None]:
-    """Exercise 5 on a row of a comparison and its (drafted, accepted) rounds.  -> alpha, speedup: None where nothing
-    was tested or nothing calibrated"""
-    costs = (row.draft_cost, row.verify_cost, row.overhead)
-    if not any(drafted for drafted, _ in rounds):
-        return None, None
-    alpha = ask(5, learner.acceptance_rate, rounds, check=finite)
-    if None in costs:
-        return alpha, None
-    return alpha, ask(5, learner.predicted_speedup, alpha, row.draft_length, *costs, check=finite)
+def _predicted(learner: ModuleType, row: Row, measured: Measurement) -> list[str]:
+    """Exercise 5 on a row of a comparison.  -> its cells; no alpha where nothing was tested, no prediction where
+    nothing was calibrated"""
+    made = measured.of(Arm(row.method, row.draft or "", row.draft_length), row.temperature)
+    rounds = [pair[:2] for line in made for text in line.rounds for pair in text]  # drafted, accepted
+    costs, alpha, yours = (row.draft_cost, row.verify_cost, row.overhead), None, None
+    if any(drafted for drafted, _ in rounds):
+        alpha = ask(5, learner.acceptance_rate, rounds, check=finite)
+    if alpha is not None and None not in costs:
+        yours = ask(5, learner.predicted_speedup, alpha, row.draft_length, *costs, check=finite)
+    speedups = map(tables.speedup, (yours, row.speedup, row.book_formula, row.accounting))
+    return [str(row.draft), str(row.draft_length), f"{row.temperature:g}", tables.number(alpha), *speedups]
 
 
 def chosen(
@@ -177,11 +148,9 @@ def chosen(
     if not fixed:
         return None, 0, None
     best, longest = max(fixed, key=lambda row: row.speedup), max(run.settings["draft_lengths"])
-    costs, context, k = Costs.from_json(entry["costs"]), _usual_context(run), best.draft_length
-    prices = (
-        costs.draft_cost(k, context),
-        lambda width: costs.verify_cost(width, context),
-        costs.overhead(k, context),
-    )
+    n_prompt = mean({line.prompt_index: line.n_prompt for line in run.raw}.values())
+    context = n_prompt + run.settings["max_new_tokens"] / 2
+    costs, k = Costs.from_json(entry["costs"]), best.draft_length
+    prices = costs.draft_cost(k, context), lambda width: costs.verify_cost(width, context), costs.overhead(k, context)
     length = ask(6, learner.best_draft_length, best.acceptance_rate, *prices, longest, check=whole(0, longest))
     return best, length, next((row.speedup for row in fixed if row.draft_length == length), None)

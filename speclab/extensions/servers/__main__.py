@@ -276,7 +276,6 @@ def server_lines(speculative: Server, plain: Server | None) -> list[str]:
 
 
 def remark_lines(pairs: Sequence[Pair], verdicts: Sequence[str]) -> list[str]:
-    """Return whether both servers wrote the same texts, and what is to be known of the counts."""
     lines = []
     if verdicts:
         others = [f", {verdicts.count(word)} {word}" for word in (TIED, UNEXPLAINED, UNJUDGED) if word in verdicts]

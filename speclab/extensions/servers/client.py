@@ -199,7 +199,6 @@ def _parsed(data: bytes, url: str) -> Any:
 
 
 def _message(data: bytes) -> str:
-    """Return what a server's error says, in at most 200 characters."""
     text = data[:2000].decode(errors="replace")
     found = re.search(r'"message": ?"(.*?)(?<!\\)"', text, re.DOTALL)
     return " ".join((found[1] if found else text).split())[:200] or "no reason given"
@@ -369,7 +368,6 @@ def find(url: str, key: str | None = None) -> Server:
 
 
 def _name(server: Server) -> None:
-    """Find out which engine it is, and what it says of itself."""
     with contextlib.suppress(EnvironmentProblem):
         server.engine, server.has_page = server.look().engine, True
     pages: dict[str, Any] = {}

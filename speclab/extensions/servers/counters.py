@@ -57,7 +57,6 @@ class EngineCounts:
 
     @property
     def conditional(self) -> list[float | None]:
-        """Return the share of the rounds that came to each position which kept it."""
         return [kept / n if n else None for kept, n in zip(self.accepted_at, self.tested, strict=True)]
 
     @property

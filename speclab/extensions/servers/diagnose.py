@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import tabulate
 
-from speclab.extensions.servers import counters, positions
+from speclab.extensions.servers import counters
 from speclab.extensions.servers.client import Answer, Pair
 from speclab.extensions.servers.counters import Counted, EngineCounts, of_rounds
 from speclab.theory import formulas
@@ -73,7 +73,6 @@ class Measured:
 
     @property
     def draft_length(self) -> float | None:
-        """Return the mean number of drafted tokens of a round that drafts."""
         return self.counts.n_drafted / self.counts.n_drafts if self.counts.n_drafts else None
 
     @property
@@ -111,9 +110,8 @@ def of_pairs(pairs: Sequence[Pair], plain_seconds: float | None = None) -> Measu
     """
     found, plain = [pair.speculative for pair in pairs], [pair.plain for pair in pairs if pair.plain]
     counts, tokens = [one.counts for one in found if one.counts], [float(one.n_tokens - 1) for one in found]
-    rounds = (
-        [float(n_rounds_of(one, n)) for one, n in zip(found, tokens, strict=True)] if len(counts) == len(found) else []
-    )
+    known = found if len(counts) == len(found) else []
+    rounds = [float(n_rounds_of(one, n)) for one, n in zip(known, tokens, strict=False)]
     seconds = [one.seconds_per_token * n for one, n in zip(found, tokens, strict=True)]
     same_work = [one.seconds_per_token * n for one, n in zip(plain, tokens, strict=False)]
     thirds = [counters.along(one.rounds, len(one.counts.accepted_at), THIRDS) for one in found if one.counts]
@@ -203,7 +201,6 @@ class Share(NamedTuple):
         return self.rate - ERRORS * math.sqrt(self.variance) > limit
 
     def less(self, other: "Share", factor: float) -> bool:
-        """Tell whether it is below `factor` times the other one."""
         spread = math.sqrt(self.variance + factor**2 * other.variance)
         return factor * other.rate - self.rate > ERRORS * spread
 
@@ -337,15 +334,52 @@ def _less_inside(pairs: Sequence[tuple[Share, Share]], factor: float) -> bool:
     return difference > ERRORS * math.sqrt(variance)
 
 
-# --- causes that are left ---------------------------------------------------------------------------------------------
+# --- the best length --------------------------------------------------------------------------------------------------
 
-TELL_DEAR = "a lookup at the same k drafts for nothing: what its round costs is the pass"
-# What tells a fault from easy texts beside hard ones.
-TELL_MORE = "more prompts of each kind, with --texts: inside the kinds a fault keeps this shape"
+STEPS = 60  # of the bisection, which is exact to the last digit long before
+
+
+class Choice(NamedTuple):
+    """A draft length, and the speedup that is expected of it."""
+
+    draft_length: int
+    speedup: float
+
+
+def break_even_acceptance(draft_length: int, round_cost: float) -> float | None:
+    """Return the alpha at which independent positions bring as many tokens as a round costs; None: no alpha does.
+
+    >>> round(break_even_acceptance(4, 2.0), 3), break_even_acceptance(4, 5.5), break_even_acceptance(4, 0.9)
+    (0.519, None, 0.0)
+    """
+    if not 1 < round_cost <= draft_length + 1:
+        return None if round_cost > 1 else 0.0
+    low, high = 0.0, 1.0
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        enough = formulas.expected_tokens_per_round(middle, draft_length) >= round_cost
+        low, high = (low, middle) if enough else (middle, high)
+    return high
+
+
+def best_length(marginal: Sequence[float], draft_length: int, round_cost: float) -> Choice:
+    """Return the draft length, 0 to the measured one, with the highest expected speedup; the shortest of equals. Each
+    drafted token adds the same to one plain token: one measured round says no more. A round has fixed parts too, so
+    short drafts look somewhat too good.
+
+    >>> best_length([0.75, 0.0], 2, 1.5)
+    Choice(draft_length=1, speedup=1.4)
+    """
+    each = (round_cost - 1) / draft_length
+    choices = [Choice(n, (1 + sum(marginal[:n])) / (1 + each * n)) for n in range(len(marginal) + 1)]
+    return max(choices, key=lambda choice: choice.speedup)
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------
 
+TELL_DEAR = "a lookup at the same k drafts for nothing: what its round costs is the pass"
+# What tells a fault from easy texts beside hard ones.
+TELL_MORE = "more prompts of each kind, with --texts: inside the kinds a fault keeps this shape"
 REJECTED, COST = "the draft is rejected too often", "a round costs too much"
 LOAD, NOTHING = "load: the batch pays already", "nothing is wrong"
 MORE = "it pays, and may pay more"  # between two of the four: a fault has this shape, and easy texts beside hard ones
@@ -401,11 +435,7 @@ def _answer(found: Measured, shape: Shape | None) -> Diagnosis:
     if cost is None:
         return _without_plain(found, tau, usual, fault)
     speedup, drafting = tau / cost, 1 + (cost - 1) / share if share else cost  # of a round that drafts
-    alpha, fraction, ceiling = (
-        positions.break_even_acceptance(k, drafting),
-        max(0.0, drafting - 1) / k,
-        (k + 1) / drafting,
-    )
+    alpha, fraction, ceiling = break_even_acceptance(k, drafting), max(0.0, drafting - 1) / k, (k + 1) / drafting
     even = "no draft brings that" if alpha is None else f"α {alpha:.2f}, f {fraction:.2f}"
     numbers = [
         f"a round brings {tau:.2f} tokens; it has to bring {cost:.2f} to break even ({even})",
@@ -414,7 +444,7 @@ def _answer(found: Measured, shape: Shape | None) -> Diagnosis:
     if share < SELDOM:
         numbers[0] = f"{1 - share:.0%} of the rounds drafted nothing; all together bring {tau:.2f} tokens a round"
     kept = [share * rate for rate in found.counts.marginal]  # of all rounds
-    best = positions.best_length(kept, k, cost) if cost > 1 else None
+    best = best_length(kept, k, cost) if cost > 1 else None
     shorter = best if best and 0 < best.draft_length < k and best.speedup >= FASTER else None
     better = shorter if shorter and shorter.speedup >= FASTER * speedup else None
     if fault:
@@ -465,7 +495,7 @@ def _causes(found: Measured, said: Diagnosis, shape: Shape | None, same_text: bo
 
 
 def _paying(
-    found: Measured, shape: Shape | None, numbers: list[str], better: positions.Choice | None, ceiling: float
+    found: Measured, shape: Shape | None, numbers: list[str], better: Choice | None, ceiling: float
 ) -> Diagnosis:
     """Return the answer for a gain where no shape of a fault alone is seen. better: a shorter draft that promises
     more. ceiling: the speedup of a draft that is never rejected."""
@@ -481,7 +511,7 @@ def _paying(
     return Diagnosis(NOTHING, numbers, then, length=length)
 
 
-def _expected(best: positions.Choice) -> str:
+def _expected(best: Choice) -> str:
     makes = f"which by this curve makes {best.speedup:.2f}x if every drafted token costs the same"
     return f"k = {best.draft_length}, {makes}"
 
@@ -492,10 +522,10 @@ def _predicts_nothing(found: Measured) -> bool:
 
 def _what_rejects(found: Measured) -> str:
     if _predicts_nothing(found):
-        return (
-            "the draft predicts nothing from its first token on: see that it was made for this very target, with the "
-            "same tokenizer, template and layers, and that its weights are loaded"
+        look = (
+            "it was made for this very target, with the same tokenizer, template and layers, and its weights are loaded"
         )
+        return f"the draft predicts nothing from its first token on: see that {look}"
     return "a draft that was trained for this target and these texts; with --url it is seen which kinds of prompt pay"
 
 
@@ -537,7 +567,6 @@ def labelled(label: str, text: str) -> str:
 
 
 def compact(columns: dict[str, list[str]], n_words: int) -> str:
-    """Return a table whose first columns are words, to the left, and whose others are numbers."""
     tabulate.MIN_PADDING = 0
     sides = ["left"] * n_words + ["right"] * (len(columns) - n_words)
     return tabulate.tabulate(columns, headers="keys", disable_numparse=True, colalign=sides)

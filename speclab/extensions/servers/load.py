@@ -241,7 +241,7 @@ def show(
         except (EnvironmentProblem, KeyboardInterrupt) as problem:
             if not levels:
                 raise
-            stop, lost = problem, ", ".join(str(n) for n in args.load[len(levels) :])
+            stop, lost = problem, ", ".join(map(str, args.load[len(levels) :]))
             note(f"  these loads are lost, {lost}: {str(problem) or 'stopped'}")
     say("\n".join([*lines(levels), "", *about]))
     return stop.exit_code if isinstance(stop, EnvironmentProblem) else int(any(level.wrong for level in levels))

@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from speclab.cli import parsing
 from speclab.extensions.servers.client import Server
-from speclab.models import loading, sources
+from speclab.models import loading
 from speclab.system import startup
 from speclab.system.errors import EnvironmentProblem, reports_problems
 from speclab.system.files import shown
@@ -89,7 +89,7 @@ def _vllm(program: str, target: str, draft: str, k: int) -> list[list[str]]:
     """Return the commands of vLLM. target: as --target takes it; the server calls it by that name, not by the folder of
     a conversion. A head in the `speculators` format says itself what it is."""
     words = "--dtype float32 --enforce-eager --max-model-len 1024 --generation-config vllm --no-enable-prefix-caching"
-    plain = [program, "-m", "vllm.entrypoints.openai.api_server", "--model", sources.place_of(target)]
+    plain = [program, "-m", "vllm.entrypoints.openai.api_server", "--model", loading.place_of(target)]
     plain += ["--served-model-name", target, *words.split()]
     how: dict[str, Any] = {"method": "draft_model", "num_speculative_tokens": k}
     if draft == "ngram":  # as the lab's own lookup does it

@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from speclab.models.outside import generation
+from speclab.models import generation
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.files import write_whole
 
@@ -71,18 +71,17 @@ def _merges(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[
     """Return the merges of the tokenizer. Raises EnvironmentProblem for a model or a tokenizer of another form."""
     config, backend = model.config, getattr(tokenizer, "backend_tokenizer", None)
     rope = getattr(config, "rope_parameters", None) or {}
-    biased = any(name.endswith(".bias") for name, _ in model.named_parameters())
     parts = json.loads(backend.to_str()) if backend is not None else {"model": {}}
-    splits = parts.get("pre_tokenizer") or {}
+    splits, words = parts.get("pre_tokenizer") or {}, parts["model"]
+    plain = config.model_type == "llama" and rope.get("rope_type", "default") == "default"
+    plain = plain and not any(name.endswith(".bias") for name, _ in model.named_parameters())
     like_gpt2 = splits.get("type") == "ByteLevel" and splits.get("use_regex") and not splits.get("add_prefix_space")
-    what = ""
-    if config.model_type != "llama" or rope.get("rope_type", "default") != "default" or biased:
-        what = f"{config.model_type} with these settings"
-    elif parts["model"].get("type") != "BPE" or not like_gpt2 or parts.get("normalizer"):
-        what = "a tokenizer that does not split texts as GPT-2's"
-    if what:
+    if not plain or words.get("type") != "BPE" or not like_gpt2 or parts.get("normalizer"):
+        what = (
+            "a tokenizer that does not split texts as GPT-2's" if plain else f"{config.model_type} with these settings"
+        )
         raise EnvironmentProblem(f"{what} cannot be written as GGUF; use llama.cpp's convert_hf_to_gguf.py")
-    return [merge if isinstance(merge, str) else " ".join(merge) for merge in parts["model"]["merges"]]
+    return [merge if isinstance(merge, str) else " ".join(merge) for merge in words["merges"]]
 
 
 def interleaved(weight: Tensor, n_heads: int) -> Tensor:

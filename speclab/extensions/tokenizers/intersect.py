@@ -6,9 +6,7 @@ one over the target's whole vocabulary, zero elsewhere: then the usual accept ru
 Heterogeneous Vocabularies", arXiv 2502.05202). Temperature, top-k and top-p apply to the restricted distribution, as
 they do to a model's. How the draft reads the text is in shared_tokens.py.
 
-Both prices are measured (`own_rates`): the mass that the draft gives to tokens
-that are not shared, which is spread over the others, and the mass that the target gives to such, which are never
-drafted.
+The price: tokens of the target that are not shared are never drafted.
 """
 
 import itertools
@@ -26,14 +24,12 @@ from speclab.core.rounds import Target
 from speclab.core.sampling import Sampling, to_device
 from speclab.extensions.tokenizers.shared_tokens import END, Reading, SharedTokens, shared_tokens, token_bytes
 from speclab.models.cached import CachedModel
-from speclab.models.checking.uncached import distributions
 from speclab.models.family import check_draft_prompts
 from speclab.models.loading import eos_ids
 from speclab.models.setup import Setup
 from speclab.system.errors import UsageProblem
 
 LEAST_SHARED = 0.05  # of the tokens of the smaller vocabulary
-DRAFT_OUT, TARGET_OUT = "draft out", "target out"  # heads of the columns for what is not shared
 
 
 class IntersectDrafter(ModelDrafter):
@@ -69,17 +65,15 @@ class IntersectDrafter(ModelDrafter):
     def draft_ids(self, tokens: Tensor) -> Tensor:
         return self._draft_id[tokens]
 
-    def as_target_logits(self, logits: Tensor) -> Tensor:
-        return self._restricted(logits, self._vocab_size)
-
-    def _restricted(self, logits: Tensor, vocab_size: int) -> Tensor:
+    def as_target_logits(self, logits: Tensor, vocab_size: int = 0) -> Tensor:
         """Return the logits of the shared tokens alone: (m, the draft's vocabulary) -> (m, the target's)."""
-        rows = logits.new_full((len(logits), vocab_size), float("-inf"))
+        rows = logits.new_full((len(logits), vocab_size or self._vocab_size), float("-inf"))
         rows[:, self._target_ids] = logits[:, self._draft_ids]
         return rows
 
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
-        return check_draft_prompts(self.draft.room, prompts, max_new_tokens, self.read_as, " of the draft's tokens")
+        lengths = [len(self.read_as(prompt)) for prompt in prompts]
+        return check_draft_prompts(self.draft.room, lengths, max_new_tokens)
 
     def read_as(self, prompt: list[int]) -> list[int]:
         return self._reads.prompt(prompt)
@@ -89,49 +83,31 @@ class IntersectDrafter(ModelDrafter):
 
     def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
         """The draft proposes shared tokens alone; one uncached pass says with which probabilities."""
-        rows = self.probs(prompt, text, sampling, target.vocab_size)[0]
-        return Law(lambda depth: rows[depth:], [min(k, size) for size in self.sizes(prompt, text)])
-
-    def sizes(self, prompt: list[int], text: list[int]) -> list[int]:
-        return [draft_room(self.draft, n) for n in self.n_read(prompt, text)]
+        rows = self.probs(prompt, text, sampling, target.vocab_size)
+        return Law(lambda depth: rows[depth:], [min(k, draft_room(self.draft, n)) for n in self.n_read(prompt, text)])
 
     def n_read(self, prompt: list[int], tokens: list[int]) -> list[int]:
         """Return how many of its own ids the draft has read before each of `tokens`, all ids of the target."""
         sizes = (len(self._reads.token(token)) for token in tokens)
         return list(itertools.accumulate(sizes, initial=len(self.read_as(prompt))))[:-1]
 
-    def own_rates(
-        self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling
-    ) -> dict[str, float]:
-        """Return the probability of tokens that are not shared, as sampled from, from uncached passes.
-
-        The draft's, before its distribution is restricted, is 0 beyond its context.
-        """
-        target_probs = distributions(target.model, prompt, text, sampling, target.vocab_size)
-        target_out = 1 - target_probs.double()[:, self.shared.target_ids].sum(-1)  # (n,)
-        draft_out = self.probs(prompt, text, sampling, target.vocab_size)[1].double()
-        shares = {DRAFT_OUT: draft_out, TARGET_OUT: target_out}
-        return {name: share.clamp(0, 1)[1:].sum().item() for name, share in shares.items()}
-
     @torch.inference_mode()
-    def probs(self, prompt: list[int], tokens: list[int], sampling: Sampling, vocab_size: int) -> tuple[Tensor, Tensor]:
-        """Return the distribution that the token at the place of each of `tokens` is drawn from, and the mass of tokens
-        that are not shared.
+    def probs(self, prompt: list[int], tokens: list[int], sampling: Sampling, vocab_size: int) -> Tensor:
+        """Return the distribution that the token at the place of each of `tokens` is drawn from.
 
-        From one uncached pass.  -> (n, vocab_size), (n,), on the CPU; zeros beyond its context. They are the same
-        wherever a round begins: a drafted token is read as it was drafted.
+        From one uncached pass.  -> (n, vocab_size), on the CPU; zeros beyond its context. They are the same wherever a
+        round begins: a drafted token is read as it was drafted.
         """
         counts, most = self.n_read(prompt, tokens), self.draft.max_length
         counts = [count for count in counts if most is None or count <= most]
-        text = [*self.read_as(prompt), *(i for token in tokens for i in self._reads.token(token))]
-        ids = to_device(text[: max(counts, default=0)], self.draft.device)[None]
         if not counts:
-            return torch.zeros(len(tokens), vocab_size), torch.zeros(len(tokens))
+            return torch.zeros(len(tokens), vocab_size)
+        text = [*self.read_as(prompt), *(i for token in tokens for i in self._reads.token(token))]
+        ids = to_device(text[: max(counts)], self.draft.device)[None]
         logits = self.draft.model(input_ids=self.draft.replace_unknown(ids), use_cache=False).logits
         rows = logits[0, [count - 1 for count in counts], : self.draft.vocab_size]  # (places in its context, its own)
-        law = sampling.probs(self._restricted(rows, vocab_size)).cpu()
-        outside = 1 - sampling.probs(rows)[:, self._draft_ids].sum(-1).cpu()
-        return pad(law, (0, 0, 0, len(tokens) - len(law))), pad(outside, (0, len(tokens) - len(law)))
+        law = sampling.probs(self.as_target_logits(rows, vocab_size)).cpu()
+        return pad(law, (0, 0, 0, len(tokens) - len(law)))
 
 
 def intersect(draft: CachedModel, own: PreTrainedTokenizerBase, setup: Setup, kind: str) -> IntersectDrafter:

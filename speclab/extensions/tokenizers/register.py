@@ -2,13 +2,12 @@
 
 from speclab.core.drafter import Drafter
 from speclab.drafts.registry import Choice, add, is_mistyped
-from speclab.extensions.tokenizers.intersect import DRAFT_OUT, TARGET_OUT, intersect
+from speclab.extensions.tokenizers.intersect import intersect
 from speclab.extensions.tokenizers.retokenized import RetokenizedDrafter
 from speclab.models import loading, names
 from speclab.models.checking.checks import OTHER_DRAFT
 from speclab.models.family import check_family
 from speclab.models.setup import Setup
-from speclab.records.rows import COLUMNS
 from speclab.system.errors import UsageProblem
 
 
@@ -23,7 +22,8 @@ def read_other(argument: str, text: str) -> Choice:
     loading.check_place(argument)
 
     def build(setup: Setup, seed: int) -> Drafter:
-        tokenizer, model = loading.load_tokenizer(argument), setup.load_model(argument)
+        tokenizer = loading.load_tokenizer(argument)
+        model = loading.load_model(argument, setup.device, setup.dtype, "draft")
         check_family(model, f"--draft {word}", OTHER_DRAFT)
         # Its passes have any width, so never as CUDA graphs.
         draft = setup.cached(model, max(tokenizer.get_vocab().values()) + 1, graphs=False)
@@ -37,11 +37,4 @@ def read_other(argument: str, text: str) -> Choice:
 
 add("retokenize:NAME", read_other, "a model with another tokenizer, by way of its text")
 add("intersect:NAME", read_other, "the same, by the tokens that both vocabularies have")
-COLUMNS[DRAFT_OUT] = (
-    "mean probability that the draft gives to tokens that are not shared; shared ones are drafted instead"
-)
-COLUMNS[TARGET_OUT] = (
-    "the same of the target's probability; the model never drafts these tokens, so at a place its token is accepted "
-    "with probability 1 minus this at most"
-)
 names.WITH_OTHER_TOKENIZERS += ["retokenize:NAME", "intersect:NAME"]

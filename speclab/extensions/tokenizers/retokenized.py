@@ -66,7 +66,8 @@ class RetokenizedDrafter(Lookup):
         return f"{model}; its text is tokenized again for the target{eager}"
 
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
-        return check_draft_prompts(self.draft.room, prompts, max_new_tokens, self.read_as, " of the draft's tokens")
+        lengths = [len(self.read_as(prompt)) for prompt in prompts]
+        return check_draft_prompts(self.draft.room, lengths, max_new_tokens)
 
     def prefill(self, target: Target | None, prompt: Tensor, sampling: Sampling) -> None:
         self._ids, self._fed, self._context, self._device = prompt[0].tolist(), [], [], prompt.device

@@ -22,7 +22,7 @@ from speclab.extensions.trace import follow, page, shapes, trace_terminal
 from speclab.lab.instruments import LoopFunctions
 from speclab.system.errors import reports_problems
 from speclab.system.files import check_writable, shown, write_whole
-from speclab.system.terminal import note, wants_colour
+from speclab.system.terminal import note
 
 PROG = "python -m speclab.extensions.trace"
 SHAPES = "shapes"
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None, functions: LoopFunctions | None = None) 
     found = follow.load(args, functions)
     trace = follow.follow(found, found.draft_length)
     if args.file == DASH:
-        print(trace_terminal.terminal(trace, wants_colour(sys.stdout)), end="")
+        print(trace_terminal.terminal(trace), end="")
     else:
         write_whole(args.file, page.render(page.of_trace(trace)))
         note(f"wrote {shown(args.file)}; open it in a browser")

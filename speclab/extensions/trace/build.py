@@ -27,7 +27,7 @@ from speclab.extensions.trace.proposals import LONGEST, PieceTable, asked
 from speclab.extensions.trace.trace import Trace
 from speclab.lab.instruments import LoopFunctions
 from speclab.models import loading, prompts
-from speclab.models.pieces import pieces
+from speclab.models.pieces import Pieces
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup, load_setup
 from speclab.records.files import ComparisonRun, read
@@ -59,11 +59,11 @@ NO_OTHER = "Any other draft is taken to cost what the draft model costs."
 def page_data() -> dict[str, Any]:
     """Return the data of the lab's page. It takes some minutes."""
     lab = load_setup(loading.LAB_TARGET, engine="eager")
-    standard = first_of_each_kind(prompts.encode(prompts.standard(), lab.tokenizer))
+    standard = prompts.first_of_each_kind(prompts.encode(prompts.standard(), lab.tokenizer), 1)
     targets = [dialled(lab, standard, DRAFTS[loading.LAB_TARGET], "the lab's pair")]
     real = load_setup("smollm2", engine="eager")
-    served = first_of_each_kind(prompts.encode(prompts.read_texts("served"), real.tokenizer, chat=True))
-    targets.append(dialled(real, served, DRAFTS["smollm2"], "SmolLM2-135M-Instruct"))
+    served = prompts.encode(prompts.read_texts("served"), real.tokenizer, chat=True)
+    targets.append(dialled(real, prompts.first_of_each_kind(served, 1), DRAFTS["smollm2"], "SmolLM2-135M-Instruct"))
     at_temperature = DecodeSettings(N_POSITIONS, Sampling(TEMPERATURE), lab.eos)
     return {
         "own": False,
@@ -74,14 +74,6 @@ def page_data() -> dict[str, Any]:
     }
 
 
-def first_of_each_kind(given: Iterable[Prompt]) -> list[Prompt]:
-    """Return the first prompt of each kind, in the order in which the kinds come first."""
-    found: dict[str, Prompt] = {}
-    for prompt in given:
-        found.setdefault(prompt.kind, prompt)
-    return list(found.values())
-
-
 def dialled(setup: Setup, given: Iterable[Prompt], drafts: Iterable[str], name: str) -> dict[str, Any]:
     """Return a target with its texts, and what its drafts would propose after every token of them."""
     drafters = {draft: registry.make(draft, setup) for draft in drafts}
@@ -90,7 +82,7 @@ def dialled(setup: Setup, given: Iterable[Prompt], drafts: Iterable[str], name: 
     for prompt in given:
         note(f"{name}: {prompt.kind}")
         found = asked(setup.target, drafters, prompt.ids, settings)
-        made = pieces(setup.tokenizer, prompt.id_list, special=True)
+        made = Pieces(setup.tokenizer, prompt.id_list, special=True)
         text = table.text(found, made)
         shown.append({"kind": prompt.kind, "prompt": page.shown_prompt(prompt.text), **text})
     return {"name": name, "texts": shown, "pictures": table.pictures}
@@ -154,7 +146,6 @@ def greedy_costs(run: ComparisonRun) -> dict[str, Costs]:
 
 
 def presets() -> list[dict[str, Any]]:
-    """Return the costs of RECORDS, which the dials start from."""
     found = []
     for stem, what in RECORDS.items():
         run = read(RESULTS / f"{stem}.json", ComparisonRun)
@@ -196,7 +187,6 @@ def preset(name: str, about: str, costs: Mapping[str, Costs]) -> dict[str, Any]:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """Run the command.  -> exit code"""
     parsing.make_parser(__doc__ or "", "python -m speclab.extensions.trace.build").parse_args(argv)
     write_whole(PAGE, page.render(page_data()))
     return 0

@@ -52,13 +52,11 @@ def harmless_data(data: Any) -> Any:
 
 
 def shown_prompt(prompt: str) -> str:
-    """Return the end of a prompt, which a page shows before a text."""
     end = prompt[-PROMPT_CHARACTERS:]
     return end if end == prompt else f"... {end}"
 
 
 def settings_line(trace: Trace) -> str:
-    """Return a sentence on what was decoded, and how."""
     s = trace.settings
     how = f"at temperature {s['temperature']}" if s["temperature"] else "greedy"
     filters = f", top-k {s['top_k']}" * bool(s["top_k"]) + f", top-p {s['top_p']}" * (s["top_p"] < 1)
@@ -112,7 +110,6 @@ def round_data(event: Event, numbers: bool = False) -> dict[str, Any]:
 
 
 def _rounded(number: float | None, digits: int = 6) -> float | None:
-    """To as many digits as a picture can show."""
     return None if number is None else float(f"{number:.{digits}g}")
 
 

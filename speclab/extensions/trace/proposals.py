@@ -24,7 +24,6 @@ from speclab.models.pieces import Pieces
 
 LONGEST = 12  # tokens of a draft, on the dial
 DIGITS = "0123456789abc"  # a length of 0 to LONGEST
-MOST_PIECES = 2**16  # different tokens of a page
 
 
 @dataclass
@@ -81,19 +80,15 @@ class PieceTable:
         self._places: dict[int, int] = {}
 
     def place(self, id_: int, made: Pieces) -> int:
-        """Return the place of an id. made: the pieces of a text after which its picture is taken, where it is new.
-
-        Raises ValueError where there are more than a page can number.
-        """
+        """Return the place of an id. made: the pieces of a text after which its picture is taken, where it is new."""
         if id_ not in self._places:
-            if len(self.pictures) == MOST_PIECES:
-                raise ValueError(f"a page holds at most {MOST_PIECES} different tokens")
             self._places[id_] = len(self.pictures)
             self.pictures.append(visible(spell(made.fork(), [id_])[0]))
         return self._places[id_]
 
     def packed(self, ids: Iterable[int], made: Pieces) -> str:
-        """Return the places of ids as base64 of unsigned integers of two bytes, the lower byte first."""
+        """Return the places of ids as base64 of unsigned integers of two bytes, the lower byte first. Raises
+        OverflowError where a page has more tokens than these can number."""
         return base64.b64encode(np.array([self.place(id_, made) for id_ in ids], dtype="<u2").tobytes()).decode()
 
     def text(self, asked: DialText, made: Pieces) -> dict[str, Any]:

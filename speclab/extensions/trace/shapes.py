@@ -55,7 +55,6 @@ class RoundShapes:
 
     @property
     def n_cached(self) -> int:
-        """Tokens of the prompt, which the cache holds."""
         return len(self.ids) - self.cached["ids"][1]
 
     def sizes(self) -> list[tuple[int, int, int, int, int]]:

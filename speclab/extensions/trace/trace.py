@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from speclab.core.counts import Counts
 from speclab.core.rounds import Round, tokens_of
-from speclab.models.pieces import Pieces, pieces
+from speclab.models.pieces import Pieces
 from speclab.system.terminal import harmless
 
 TIMED = "One run with timers in it: a picture, no measurement."
@@ -126,7 +126,6 @@ class Trace:
         return any(event.parents for event in self.events)
 
     def baseline_tokens(self, seconds: float) -> int:
-        """Tokens the baseline has by then."""
         return bisect_right([end for _, end in self.baseline], seconds)
 
 
@@ -152,7 +151,6 @@ def branches(proposed: Sequence[Position]) -> list[list[int]]:
 
 
 def _proposed_texts(made: Pieces, proposed: list[Position]) -> list[str]:
-    """What each proposed token adds to the text, after those before it."""
     if not any(position.parent is not None for position in proposed):
         return spell(made.fork(), [position.id for position in proposed])
     ways = [[*branch, position.id] for branch, position in zip(branches(proposed), proposed, strict=True)]
@@ -180,7 +178,7 @@ def trace(
 
     baseline: ids and the seconds at which they were there. prompt_ids: the ids that the text continues.
     """
-    made = pieces(tokenizer, prompt_ids, special=True)
+    made = Pieces(tokenizer, prompt_ids, special=True)
     counts, ids = Counts(), tokens_of(rounds)
     events: list[Event] = []
     texts, n_tokens, end = spell(made.fork(), ids), 0, 0.0
@@ -203,7 +201,7 @@ def trace(
         made.add(round_.tokens)
         events.append(Event(len(events), drafts, tokens, n, seconds, end, n_tokens, round_.looked_up))
     baseline_ids, ends = zip(*baseline, strict=True)
-    steps = list(zip(spell(pieces(tokenizer, prompt_ids, special=True), baseline_ids), ends, strict=True))
+    steps = list(zip(spell(Pieces(tokenizer, prompt_ids, special=True), baseline_ids), ends, strict=True))
     return Trace(settings, prompt, events, counts, steps, list(baseline_ids) == ids)
 
 

@@ -20,16 +20,11 @@ SIGNS = {"first": "^", "plain": ".", "accepted": "+", "corrected": ">", "bonus":
 SIGNS |= {"untested": "?", "after_eos": "|"}
 HAD = "had/baseline: tokens of this text and of the baseline's at the end of the round"
 OF_TREES = "tokens: the accepted branch, what was rejected at its end, the target's own; a page draws the tree"
-ANSI = {"accepted": "32", "corrected": "35", "bonus": "36", "rejected": "31"}  # colours; the others are dim
 
 
-def terminal(trace: Trace, colour: bool = False) -> str:
+def terminal(trace: Trace) -> str:
     """A line per round: its phases, the tokens that this decoding and the baseline had by then, what was kept, what was
     rejected, and what came from the target."""
-
-    def painted(token: Token) -> str:
-        word = f"{SIGNS[token.kind]}{ascii_quoted(token.text)}"
-        return f"\x1b[{ANSI.get(token.kind, '2')}m{word}\x1b[0m" if colour else word
 
     signs = [f"{SIGNS[kind]}  {meaning}" for kind, meaning in MEANINGS.items() if kind in trace.kinds]
     lines = ["", "signs   " + "\n        ".join(signs), HAD, *[OF_TREES] * trace.has_trees]
@@ -42,13 +37,12 @@ def terminal(trace: Trace, colour: bool = False) -> str:
         rejected = [] if trace.greedy else [token for _, token in event.rejected]
         told = [t for t in event.drafts if t.against_rule or t in rejected]
         why = "".join(f"   {outcome(token, trace.greedy)}" for token in told).replace("×", "x")
-        tokens = " ".join(map(painted, event.in_order))
+        tokens = " ".join(SIGNS[token.kind] + ascii_quoted(token.text) for token in event.in_order)
         lines.append(f"{event.number:5}  {kept:>4}  {phases}     {had:>12}  {tokens}{why}")
     return "\n".join([*lines, "", summary(trace), times(trace), agreement(trace)]) + "\n"
 
 
 def ascii_quoted(text: str) -> str:
-    """In quotes, on one line, with escapes for whatever does not print."""
     unicode = "utf" in (getattr(sys.stdout, "encoding", None) or "").lower()
     return json.dumps(harmless(text), ensure_ascii=not unicode) if text else '"..."'
 
@@ -79,12 +73,10 @@ def _told_apart(left: float, right: float) -> tuple[str, str]:
 
 
 def milliseconds(seconds: float) -> str:
-    """12.1 ms, 431 ms, 1.20 s"""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.{0 if seconds >= 0.1 else 1}f} ms"
 
 
 def summary(trace: Trace) -> str:
-    """The counts of the rounds, in one line."""
     counts = trace.counts
     places = f" place{'s' * (counts.n_rejected != 1)}" * trace.has_trees
     rejected = f"{counts.n_rejected}{places}"
@@ -105,7 +97,6 @@ def times(trace: Trace) -> str:
 
 
 def agreement(trace: Trace) -> str:
-    """Whether both texts are the same, and what follows if they are not."""
     if trace.same_text:
         return "Both texts are the same."
     if not trace.greedy:

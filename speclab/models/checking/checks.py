@@ -23,24 +23,22 @@ from speclab.engines.cuda.buffers import kv_shapes
 from speclab.engines.windows import window_of
 from speclab.models.cached import CachedModel
 from speclab.models.checking import rounding
-from speclab.models.checking.uncached import logits_after
+from speclab.models.checking.rounding import logits_after
 from speclab.models.family import NoFastBackend, family_of
 from speclab.models.memory import is_mixture_of_experts
-from speclab.models.outside.placement import is_quantised
 from speclab.system.errors import EnvironmentProblem, first_line
 
 N_TOKENS = 24  # tokens of the random text; fewer where the model's context is shorter
 WIDTHS = (1, 3, 1, 5)  # of the cached passes after the prefill
 WRONG = (3, 0, 4, 1)  # rejected tokens that are fed after the pass of each width, and rolled back
-LONGEST_WINDOW = 512  # tokens; a pass over more may take minutes on two cores, so the texts of checks stay within it
+LONGEST_WINDOW = 512  # tokens; a pass over more may take minutes on two cores
 OTHER_DRAFT = "choose another draft"
 ADVICE = "choose a causal language model with plain attention layers"
-ADVICE_QUANTISED = "its quantised weights take other kernels in other passes; choose another quantisation of the model"
 
 
 def check_model(model: PreTrainedModel) -> None:
     """Prove the four properties, or raise EnvironmentProblem with the one that fails."""
-    name, advice = model.config.model_type, ADVICE_QUANTISED if is_quantised(model) else ADVICE
+    name = model.config.model_type
     unread = "ignores its cache, or computes other logits with it"
     undone = "keeps a state that cannot be rolled back after a rejected draft"
     cache = _tried(model, "has no cache that the library can make", lambda: family_of(model).cache(model))
@@ -50,34 +48,30 @@ def check_model(model: PreTrainedModel) -> None:
     right = _tried(model, "has no plain forward pass", lambda: uncached_logits(model, text))
     if not torch.isfinite(right.amax(-1)).all():
         raise EnvironmentProblem(
-            f"the logits of {name} are not finite (NaN or infinity); try --dtype float32, and if that "
-            "does not help the weights are damaged"
+            f"the logits of {name} are not finite; try --dtype float32, else the weights are damaged"
         )
-    spread, (allowed, how) = rounding.spread(right), bound(model, right)
+    spread, allowed = rounding.spread(right), bound(model, right)
     if not allowed <= spread / 4:
         raise EnvironmentProblem(
-            f"the logits of {name} differ by {spread:.1e} between tokens, and rounding explains {allowed:.1e} of it "
-            f"({how}), so nothing could be proved; use --dtype float32"
+            f"the logits of {name} differ by {spread:.1e} between tokens, and rounding explains {allowed:.1e} of it, "
+            "so nothing could be proved; use --dtype float32"
         )
-    if not gap(model, uncached_logits(model, text), right) <= allowed:
-        raise EnvironmentProblem(f"{name} gives other logits for the same text at every pass; {ADVICE}")
+    _compare(model, "gives other logits for the same text at every pass", uncached_logits(model, text), right)
     n_changed = right.shape[1] // 2
     changed = torch.cat([text[:, :-n_changed], text[:, :1].expand(-1, n_changed)], dim=1)
     same = slice(0, right.shape[1] - n_changed)
-    _compare(model, "attends to later tokens", uncached_logits(model, changed)[:, same], right[:, same], advice)
+    _compare(model, "attends to later tokens", uncached_logits(model, changed)[:, same], right[:, same])
     last, cached = right[:, -sum(WIDTHS) :], CachedModel(model)
-    steps = (1,) * sum(WIDTHS)  # what plain decoding runs: nothing is kept for a roll-back
     for reason, passes in (
         (unread, lambda: cached_logits(cached, text)),
-        (unread, lambda: cached_logits(cached, text, steps, one_pass=one_step)),
+        (unread, lambda: cached_logits(cached, text, one_pass=one_step)),
         (undone, lambda: cached_logits(cached, text, wrong=WRONG)),
     ):
-        _compare(model, reason, _tried(model, reason, passes), last, advice)
+        _compare(model, reason, _tried(model, reason, passes), last)
 
 
 def check_rows(model: PreTrainedModel, reason: str, way_out: str = OTHER_DRAFT) -> None:
-    """Raise EnvironmentProblem for a model whose layers do not all keep keys and values of each token, in windows of
-    one size where they have any."""
+    """Refuse a model whose layers do not all keep keys and values of each token, in windows of one size, if any."""
     try:
         kv_shapes(model)
         window_of(model)
@@ -94,8 +88,7 @@ def check_passes(
     way_out: str = OTHER_DRAFT,
 ) -> None:
     """Raise EnvironmentProblem where passes that are made in another way do not give the uncached logits of the last
-    `n_last` tokens of each text, (1, n) ids, one text after the other. The passes may give fewer ids: a target is cut
-    at its tokenizer's, and its output layer may be padded."""
+    `n_last` tokens of each text, (1, n) ids, one text after the other, up to the ids that they give."""
     logits = _tried(model, reason, passes)
     right = torch.cat([uncached_logits(model, text, n_last)[:, -n_last:] for text in texts], dim=1)
     _compare(model, reason, logits, right[..., : logits.shape[-1]], way_out)
@@ -103,8 +96,7 @@ def check_passes(
 
 def random_text(model: PreTrainedModel, n_tokens: int = N_TOKENS) -> Tensor:
     """Draw (1, n) ids, none of them special to the config; all are different where there are enough of them. n is at
-    most `n_tokens` and leaves room for rejected tokens. Raises EnvironmentProblem where the model has too few tokens or
-    positions for a text."""
+    most `n_tokens` and leaves room for rejected tokens. Raises EnvironmentProblem where that is too few."""
     cached = CachedModel(model)
     config = model.config.get_text_config()
     special = {v for k, v in config.to_dict().items() if k.endswith(("token_id", "token_index")) and isinstance(v, int)}
@@ -121,8 +113,7 @@ def random_text(model: PreTrainedModel, n_tokens: int = N_TOKENS) -> Tensor:
 
 
 def text_longer_than_windows(model: PreTrainedModel, more: int = 0) -> Tensor:
-    """Return a random text, longer than the model's sliding windows if they are not longer than LONGEST_WINDOW. more:
-    tokens that it has beyond the usual number. Raises NoFastBackend where its windows differ."""
+    """Return a random text, `more` tokens longer than usual, and longer than sliding windows up to LONGEST_WINDOW."""
     window = window_of(model)
     longer = window.size if window and window.size <= LONGEST_WINDOW else 0
     return random_text(model, N_TOKENS + more + longer)
@@ -131,17 +122,15 @@ def text_longer_than_windows(model: PreTrainedModel, more: int = 0) -> Tensor:
 def cached_logits(
     cached: CachedModel,
     text: Tensor,
-    widths: tuple[int, ...] = WIDTHS,
     wrong: tuple[int, ...] = (),
     one_pass: Callable[[CachedModel, Tensor], Tensor] = CachedModel.forward,
 ) -> Tensor:
-    """Return the logits of the last tokens of `text`, fed in passes of `widths` after a prefill.  -> (1, sum of widths,
-    vocab). wrong: with each pass this many rejected tokens are fed, which are then rolled back. one_pass: makes a pass
-    over (1, m) ids."""
-    n_fed = text.shape[1] - sum(widths)
+    """Return the logits of the last tokens of `text`, fed in passes of WIDTHS after a prefill.  -> (1, sum of widths,
+    vocab). wrong: with each pass so many rejected tokens are fed and rolled back. one_pass: takes (1, m) ids."""
+    n_fed = text.shape[1] - sum(WIDTHS)
     cached.prefill(text[:, :n_fed])
     logits = []
-    for i, width in enumerate(widths):
+    for i, width in enumerate(WIDTHS):
         block, n_fed = text[:, n_fed : n_fed + width], n_fed + width
         rejected = text[:, : wrong[i]] if wrong else text[:, :0]  # the text's beginning does not continue it here
         logits.append(one_pass(cached, torch.cat([block, rejected], dim=1))[:, :width])
@@ -150,14 +139,14 @@ def cached_logits(
     return torch.cat(logits, dim=1)
 
 
-def one_step(cached: CachedModel, token: Tensor) -> Tensor:
-    """Run a pass of plain decoding over (1, 1) ids."""
-    return cached.step(token[:, 0])
+def one_step(cached: CachedModel, ids: Tensor) -> Tensor:
+    """Feed (1, m) ids as plain decoding does, one a pass; nothing is kept for a roll-back."""
+    return torch.cat([cached.step(token) for token in ids.unbind(1)], dim=1)
 
 
 @torch.inference_mode()
 def uncached_logits(model: PreTrainedModel, text: Tensor, n_last: int | None = None) -> Tensor:
-    """Return the uncached logits: (1, n) ids -> (1, n - prompt + 1, vocab), or at least the last `n_last` rows."""
+    """(1, n) ids -> (1, n - prompt + 1, vocab) uncached logits, or at least the last `n_last` rows."""
     n = family_of(model).n_prompt(text.shape[1], sum(WIDTHS))
     return logits_after(model, text[:, :n], text[:, n:], n_last)[..., : CachedModel(model).vocab_size]
 
@@ -177,18 +166,17 @@ def gap(model: PreTrainedModel, logits: Tensor, right: Tensor) -> float:
     return gaps.kthvalue(n // 2 + 1 if is_mixture_of_experts(model) else n).values.item()
 
 
-def bound(model: PreTrainedModel, right: Tensor) -> tuple[float, str]:
-    """Return by how much other logits of a model may differ from these, and the formula."""
-    n_layers = getattr(model.config.get_text_config(), "num_hidden_layers", 1) or 1
-    return rounding.bound(right, n_layers), rounding.bound_in_words(right.dtype, n_layers)
+def bound(model: PreTrainedModel, right: Tensor) -> float:
+    """Return by how much other logits of a model may differ from these."""
+    return rounding.bound(right, getattr(model.config.get_text_config(), "num_hidden_layers", 1) or 1)
 
 
 def unexplained(model: PreTrainedModel, logits: Tensor, right: Tensor) -> str | None:
     """Tell by how much logits (1, n, vocab) are off, where that is more than rounding explains; else None."""
-    found, (allowed, how) = gap(model, logits, right), bound(model, right)
-    return None if found <= allowed else f"{found:.1e} where rounding explains {allowed:.1e} ({how})"
+    found, allowed = gap(model, logits, right), bound(model, right)
+    return None if found <= allowed else f"{found:.1e} where rounding explains {allowed:.1e}"
 
 
-def _compare(model: PreTrainedModel, reason: str, logits: Tensor, right: Tensor, way_out: str) -> None:
+def _compare(model: PreTrainedModel, reason: str, logits: Tensor, right: Tensor, way_out: str = ADVICE) -> None:
     if difference := unexplained(model, logits, right):
         raise EnvironmentProblem(f"{model.config.model_type} {reason}: logits differ by {difference}; {way_out}")

@@ -1,9 +1,8 @@
-"""`lab:SIZE`: a lab model that writes its usual text, at the cost of a model of any size. No download.
+"""`lab:SIZE`: a lab model that writes its usual text, at the cost of a larger model. No download.
 
-A model of 8 billion parameters needs a download; measuring its cost does not. A trained lab model is padded to the
-shape of a larger one: more heads, a wider MLP and residual stream, more layers. What is added never reaches the output,
-so text and acceptance are the lab's; every added weight is stored, read and multiplied, so the time is the larger
-model's. Four rules keep the function, with d the lab's width and D the padded one:
+A trained lab model is padded to the shape of a larger one: more heads, a wider MLP and residual stream, more layers.
+What is added never reaches the output, so text and acceptance are the lab's; every added weight is stored, read and
+multiplied, so the time is the larger model's. Four rules, with d the lab's width and D the padded one:
 
 - The stream's first d dimensions are the lab's, the others stay exactly zero: nothing ever writes to them.
 - A mean square over D dimensions of which D - d are zero is d/D of the lab's, so each RMSNorm divides by too little;
@@ -11,14 +10,13 @@ model's. Four rules keep the function, with d the lab's width and D the padded o
 - What added heads and MLP units compute meets zero columns of o_proj and down_proj.
 - Added layers have nothing but zeros there. They follow the lab's, so layer i of the padded model is the lab's layer i.
 
-`lab:SIZE:vROWS` pads the output layer, too: lab:8b:v128256 has as many rows as Llama 3 has ids. The lab cuts logits at
-the tokenizer's ids; in the library's own loop the others cannot win: in the first d dimensions each added row is the
-mean of the lab's rows, so its logit is the mean of the lab's.
+lab:8b:v128256 has more rows in the output layer, too. The lab cuts logits at the tokenizer's ids; in the library's own
+loop the others cannot win: in the first d dimensions each added row is the mean of the lab's rows, so its logit is the
+mean of the lab's.
 
 Everywhere else are seeded random numbers. At 8 billion a third of the weights are zeros; they cost what others cost.
-Wider sums are taken in another order: float32 logits differ by some 1e-5. In bfloat16 the two round differently, as any
-two machines may, and sqrt(d/D) is a rounding more unless it is a power of two (it is at 1024 and 4096 wide): a long
-greedy text may part from the lab's where two tokens are nearly equal. Compare padded with padded, not with the lab's.
+Wider sums are taken in another order: float32 logits differ by some 1e-5, and in bfloat16 a long greedy text may part
+from the lab's where two tokens are nearly equal. Compare padded with padded, not with the lab's.
 """
 
 import copy
@@ -29,83 +27,51 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from speclab.models.memory import USABLE, free_memory
-from speclab.models.padded.sizes import PREFIX, SIZES, Size
-from speclab.system.errors import EnvironmentProblem, UsageProblem
+from speclab.models.padded import sizes
+from speclab.models.padded.sizes import Shape
+from speclab.system.errors import EnvironmentProblem
 
 SPREAD = 0.02  # standard deviation of random weights; what Llama is initialised with
 
 
-def count_parameters(config: LlamaConfig, **shape: int) -> int:
-    """Return the number of parameters of a Llama of this config without biases, tied ones once; `shape` replaces
-    entries of it."""
-    entry = {**vars(config), **shape}
-    d, n_heads = entry["hidden_size"], entry["num_attention_heads"] + entry["num_key_value_heads"]
-    per_layer = 2 * d * n_heads * config.head_dim + 3 * d * entry["intermediate_size"] + 2 * d
-    return (
-        entry["num_hidden_layers"] * per_layer + d + entry["vocab_size"] * d * (1 if config.tie_word_embeddings else 2)
-    )
-
-
-def shape_for(size: Size, lab: LlamaConfig, role: str) -> dict[str, int]:
-    """Return the config entries of a padded model, within 5 % of its size: its width and depth, and MLPs of what is
-    left. More rows in the output layer take the place of layers."""
-    _, *shapes = SIZES[size.name]
-    width, n_layers = shapes[role == "draft"]
-    rows = size.vocab_size or lab.vocab_size
-    heads = width // lab.head_dim
-    # Four query heads to a key-value head, as large models have it, where the lab's own find place in that.
-    least = max(lab.num_key_value_heads, heads / 4)
-    kv_heads = next(n for n in range(1, heads + 1) if heads % n == 0 and n >= least)
-    shape = {"hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
-    n, none = size.n_parameters, {"num_hidden_layers": 0, "intermediate_size": 0}
-    outside, usual = (count_parameters(lab, **shape | none, vocab_size=one) for one in (rows, lab.vocab_size))
-    n_layers = 2 * round(n_layers * (n - outside) / (n - usual) / 2)
-    if rows < lab.vocab_size or n_layers < lab.num_hidden_layers:
-        raise UsageProblem(
-            f"{PREFIX}{size.name} with {rows} rows is too small for the lab's {role}, which has {lab.vocab_size} ids "
-            f"and {lab.num_hidden_layers} layers; use a larger one, for example lab:200m"
-        )
-    shape |= {"num_hidden_layers": n_layers, "intermediate_size": 0, "vocab_size": rows}
-    units = (n - count_parameters(lab, **shape)) / (3 * width * n_layers)
-    shape["intermediate_size"] = max(lab.intermediate_size, round(units / 64) * 64)
-    return shape
-
-
 def padded(
-    small: PreTrainedModel, size: Size, device: torch.device, dtype: torch.dtype, copies: int = 1, role: str = "target"
+    small: PreTrainedModel, name: str, device: torch.device, dtype: torch.dtype, role: str = "target"
 ) -> PreTrainedModel:
-    """Pad `small` to a size, ready to decode: it writes the same text at the cost of the larger model. Refuses a size
-    that memory does not hold. copies: how often the weights will lie in memory; 2 if they will be packed for the CPU
-    beside the originals. role: target or draft."""
-    shape = shape_for(size, small.config, role)
-    check_memory(f"{PREFIX}{size.name}", count_parameters(small.config, **shape), device, dtype, copies)
-    return pad_to(small, shape, device, dtype)
+    """Pad `small`, the lab's target or draft, to the size of the name: the same text at the cost of a larger model.
+    Refuses a size that memory does not hold."""
+    shape = sizes.shape_of(name, role)
+    check_memory(name, sizes.millions_of(name) * 10**6, device, dtype)
+    return pad_to(small, shape, device, dtype, sizes.rows_of(name) or small.config.vocab_size)
 
 
-def check_memory(name: str, n_parameters: int, device: torch.device, dtype: torch.dtype, copies: int = 1) -> None:
+def check_memory(name: str, n_parameters: int, device: torch.device, dtype: torch.dtype) -> None:
     """Refuse weights that do not fit, before the machine starts swapping or is killed for it."""
+    copies = 2 if device.type == "cpu" and dtype == torch.float32 else 1  # the engine `c` has its own
     free, needed = free_memory(device), n_parameters * dtype.itemsize * copies
-    if free is None or needed <= USABLE * free:
-        return
-    weights = f"{needed / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')} ({copies} x the weights)"
-    raise EnvironmentProblem(
-        f"{name} needs {weights}, and of the {free / 1e9:.1f} GB free on {device.type} a tenth stays free; "
-        f"use a smaller one, --dtype bfloat16, or --engine eager, which holds them once"
-    )
+    if free is not None and needed > USABLE * free:
+        raise EnvironmentProblem(
+            f"{name} needs {needed / 1e9:.1f} GB ({copies} x the weights), and of the {free / 1e9:.1f} GB free on "
+            f"{device.type} a tenth stays free; use a smaller one, or --dtype bfloat16"
+        )
+
+
+def config_of(lab: LlamaConfig, shape: Shape, dtype: torch.dtype, n_rows: int) -> LlamaConfig:
+    config = copy.deepcopy(lab)
+    config.hidden_size, config.num_key_value_heads, config.intermediate_size, config.num_hidden_layers = shape
+    config.num_attention_heads = shape.width // lab.head_dim
+    config.head_dim = lab.head_dim  # fixes the softmax scale and the rotary frequencies
+    config.rms_norm_eps = lab.rms_norm_eps * lab.hidden_size / config.hidden_size
+    config.vocab_size, config.dtype = n_rows, dtype
+    return config
 
 
 @torch.no_grad()
-def pad_to(small: PreTrainedModel, shape: dict[str, int], device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """Build `small` in the given shape in place on the device: weights exist once, in `dtype` only."""
-    lab = small.config
-    if lab.model_type != "llama" or lab.attention_bias or lab.mlp_bias:
-        raise ValueError("only a Llama without biases can be padded")
-    config = copy.deepcopy(lab)
-    config.update(shape)
-    config.head_dim = lab.head_dim  # fixes the softmax scale and the rotary frequencies
-    config.rms_norm_eps = lab.rms_norm_eps * lab.hidden_size / config.hidden_size
-    config.dtype = dtype
-
+def pad_to(
+    small: PreTrainedModel, shape: Shape, device: torch.device, dtype: torch.dtype, n_rows: int
+) -> PreTrainedModel:
+    """Build `small`, a Llama without biases, in the given shape and with so many rows in the output layer, in place on
+    the device: weights exist once, in `dtype` only."""
+    lab, config = small.config, config_of(small.config, shape, dtype, n_rows)
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
     model = model.to(dtype).to_empty(device=device)
@@ -140,13 +106,13 @@ def _fill_random(weight: Tensor, generator: torch.Generator) -> None:
 def _fill_layer(layer: torch.nn.Module, generator: torch.Generator) -> None:
     """Fill a layer that computes something and adds nothing. zero_() writes the zeros: pages that were never written
     would be one page of zeros mapped many times, read from the CPU's cache, and those weights would be free."""
-    attention, mlp = layer.self_attn, layer.mlp
-    for into in (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj):
-        _fill_random(into.weight, generator)
-    for out in (attention.o_proj, mlp.down_proj):
-        out.weight.zero_()
-    for norm in (layer.input_layernorm, layer.post_attention_layernorm):
-        norm.weight.fill_(1.0)
+    for name, weight in layer.named_parameters():
+        if "o_proj" in name or "down_proj" in name:
+            weight.zero_()
+        elif "norm" in name:
+            weight.fill_(1.0)
+        else:
+            _fill_random(weight, generator)
 
 
 def _place_layer(layer: torch.nn.Module, small: torch.nn.Module, config: LlamaConfig, lab: LlamaConfig) -> None:

@@ -33,8 +33,8 @@ def _write(paint: Callable[[list[Row]], Figure | None], run: ComparisonRun, fold
 
 
 def speedup_panels(rows: list[Row]) -> list[Panel]:
-    """Draw the speedup against k, with the forecast and the book's formula: a panel for every temperature, a colour and
-    a marker for each draft. Rows on auto stand at a place of their own."""
+    """Draw the speedup against k, with the forecast and the book's formula: a panel for every temperature and number of
+    texts at a time, a colour and a marker for each draft. Rows on auto stand at a place of their own."""
     ticks = {k: f"{k:g}" for k in sorted({row.draft_length for row in rows if not row.auto})}
     auto = max(ticks, default=0) + 2
     ticks |= {auto: "auto"} if any(row.auto for row in rows) else {}
@@ -44,9 +44,10 @@ def speedup_panels(rows: list[Row]) -> list[Panel]:
 
     methods = dict.fromkeys(row.method.removesuffix(AUTO) for row in rows)
     panels = []
-    for temperature in dict.fromkeys(row.temperature for row in rows):
-        series = []
-        here = sorted((row for row in rows if row.temperature == temperature), key=lambda row: row.draft_length)
+    for temperature, n in dict.fromkeys((row.temperature, row.n_texts) for row in rows):
+        series, title = [], temperature_name(temperature) + f", B = {n}" * any(row.n_texts > 1 for row in rows)
+        here = [row for row in rows if (row.temperature, row.n_texts) == (temperature, n)]
+        here.sort(key=lambda row: row.draft_length)
         for look, method in enumerate(methods):
             of_draft = [row for row in here if row.method.removesuffix(AUTO) == method]
             series.append(Series(short(method, 16), {place(row): decoding(row) for row in of_draft}, look))
@@ -54,7 +55,7 @@ def speedup_panels(rows: list[Row]) -> list[Panel]:
                 for is_auto in (False, True):  # what is predicted for auto is a dash that no line leads to
                     known = plain((place(row), getattr(row, key)) for row in of_draft if row.auto == is_auto)
                     series.append(Series(label, known, look, style))
-        panels.append(Panel(series, "draft length k", title=temperature_name(temperature), ticks=ticks))
+        panels.append(Panel(series, "draft length k", title=title, ticks=ticks))
     return panels
 
 

@@ -11,7 +11,6 @@ alone are computed; elsewhere the others are padding that nobody reads, and the 
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,16 +34,15 @@ class BatchedModel:
 
     model: its weights, its vocabulary and its engine; its own cache is not used.
     lengths: tokens in the cache, of each row; those of the last pass count until it is cropped. 0: there is no text.
-    n_passes: passes over the batch since `start`; a prompt's is not one of them.
     """
 
     def __init__(self, model: CachedModel, n_rows: int):
         self.model, self.n_rows = model, n_rows
         self.lengths = [0] * n_rows
-        self.n_passes = 0
         self._hidden: dict[int, Tensor] = {}
         self._prefilled: int | None = None  # the row whose prompt was the last pass
         self._starts: list[int] = []  # lengths before the last pass
+        self._sizes: list[int] | None = None  # how many tokens of each row the draft's pass verifies
         self._buffers: RowBuffers | RowPages | None = None
 
     @property
@@ -55,16 +53,15 @@ class BatchedModel:
     def vocab_size(self) -> int:
         return self.model.vocab_size
 
-    def start(self, longest: int) -> None:
-        """Drop all texts. longest: tokens that a row may hold at once, with those of a pass that are rejected."""
-        self.lengths, self.n_passes = [0] * self.n_rows, 0
+    def start(self, longest: int, widths: Iterable[int] = ()) -> None:
+        """Drop all texts. longest: tokens that a row may hold at once, with those of a pass that are rejected. widths:
+        of passes that will come; where passes are recorded, they are recorded now."""
+        self.lengths = [0] * self.n_rows
         if self._buffers is None or self._buffers.capacity < longest:
             self._buffers = None  # the old ones go before the new ones come
             self._buffers = new_buffers(self.model, self.n_rows, longest)
-
-    def prepare(self, widths: Iterable[int], longest: int) -> None:
-        """Announce the passes that will come and the length of their texts, after `start`; they are recorded now."""
-        self._running().prepare(widths, longest)
+        if isinstance(self._buffers, GraphedRowBuffers):
+            self._buffers.prepare(widths, longest)
 
     def fill(self, seed: int) -> None:
         """Write random numbers into all places, for passes whose time alone counts."""
@@ -88,7 +85,7 @@ class BatchedModel:
         sizes: so many first tokens of each row count; what follows is padding, whose logits mean nothing. None: all.
         """
         buffers, (n_rows, m), starts = self._running(), tokens.shape, self.lengths
-        counted = [n if start else 0 for n, start in zip(sizes or [m] * n_rows, starts, strict=True)]
+        counted = [n if start else 0 for n, start in zip(sizes or self._sizes or [m] * n_rows, starts, strict=True)]
         placed = Placed(starts, counted, m, (self.model.max_length or sys.maxsize) - 1, reads)
         if placed.total > buffers.capacity:
             raise RuntimeError(f"a text of {placed.total} tokens in buffers of {buffers.capacity}")
@@ -99,7 +96,6 @@ class BatchedModel:
             logits, self._hidden = buffers.forward(tokens, placed, self.model.hidden_layers)
         self._prefilled, self._starts = None, starts
         self.lengths = [start + n for start, n in zip(starts, counted, strict=True)]
-        self.n_passes += 1
         return logits[..., : self.vocab_size]
 
     def verify(self, last_tokens: Tensor, draft: Draft) -> Tensor:
@@ -107,9 +103,11 @@ class BatchedModel:
 
         -> (rows, n + 1, vocab) logits
         """
-        if self.device.type != "cpu":  # to ask a GPU for the sizes is to wait for it
-            return draft.verified_by(self, last_tokens)
-        return draft.verified_by(_Verifying(self, [n + 1 for n in draft.size.tolist()]), last_tokens)
+        if self.device.type == "cpu":  # to ask a GPU for the sizes is to wait for it
+            self._sizes = [n + 1 for n in draft.size.tolist()]
+        logits = draft.verified_by(self, last_tokens)
+        self._sizes = None
+        return logits
 
     def commit(self, decided: Sequence[Decided], lengths: Sequence[int]) -> None:
         """After `verify`: keep what was accepted in each row, and roll back to `lengths` tokens of each."""
@@ -153,23 +151,6 @@ class BatchedModel:
         if self._buffers is None:
             raise RuntimeError("call start() before any pass")
         return self._buffers
-
-
-class _Verifying(NamedTuple):
-    """A target that knows how many tokens of each row the pass verifies, which a draft does not say."""
-
-    target: BatchedModel
-    sizes: list[int]
-
-    @property
-    def vocab_size(self) -> int:
-        return self.target.vocab_size
-
-    def hidden(self, layers: Iterable[int]) -> Tensor:
-        return self.target.hidden(layers)
-
-    def forward(self, tokens: Tensor, reads: Tensor | None = None) -> Tensor:
-        return self.target.forward(tokens, reads, self.sizes)
 
 
 def new_buffers(model: CachedModel, n_rows: int, capacity: int) -> RowBuffers | RowPages:

@@ -6,10 +6,11 @@ pays for each row.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from operator import attrgetter
-from typing import Any, NoReturn, Protocol
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,28 +23,6 @@ from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_
 from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
-OWN_PASSES = "this draft makes passes of the target itself, which a batch does not do; give another --draft"
-
-
-class BatchDrafter(Protocol):
-    """Proposes tokens for all rows of a batch; of each row it knows what was committed."""
-
-    def start(self, target: BatchedModel, sampling: Sampling, longest: int) -> None:
-        """Drop all texts. longest: the most tokens that a row may hold at once, drafted ones included."""
-
-    def prepare(self, longest: int) -> None:
-        """Record now, after `start`, what will run for texts of up to `longest` tokens."""
-
-    def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
-        """A row starts a text: `prompt`, (1, prompt length) ids, which the target has just read, and its first ids."""
-
-    def propose(self, k: Sequence[int], uniforms: Tensor) -> Draft:
-        """Propose at most `k[r]` tokens for each row r, 0 for a row without a text. uniforms: (rows, at least the
-        largest k)."""
-
-    def observe(self, decided: Mapping[int, Decided]) -> None:
-        """Take in the decisions, by row; rows that are missing have ended."""
-
 
 class RowByRow:
     """A copy of a drafter for each row. What it learns of a text it forgets before the next one."""
@@ -53,17 +32,21 @@ class RowByRow:
         self._sampling = GREEDY
 
     def start(self, target: BatchedModel, sampling: Sampling, longest: int) -> None:
+        """Drop all texts. longest: the most tokens that a row may hold at once, drafted ones included."""
         self._target, self._sampling = target, sampling
 
-    def prepare(self, longest: int) -> None:
-        """There is nothing to record."""
-
     def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
+        """A row starts a text: `prompt`, (1, prompt length) ids, which the target has just read, and its first ids."""
         self.rows[row].forget()  # what one text taught must not decide in another
-        self.rows[row].prefill(RowOfTarget(self._target, row), prompt, self._sampling)
+        # What it sees of the target, which makes no pass for one row.
+        hidden = functools.partial(self._target.hidden, row=row)
+        seen: Any = SimpleNamespace(vocab_size=self._target.vocab_size, hidden=hidden)
+        self.rows[row].prefill(seen, prompt, self._sampling)
         self.rows[row].observe(0, committed)
 
     def propose(self, k: Sequence[int], uniforms: Tensor) -> Draft:
+        """Propose at most `k[r]` tokens for each row r, 0 for a row without a text. uniforms: (rows, at least the
+        largest k)."""
         nothing = as_draft([], self._target.device)
         drafts = [
             drafter.propose(n, uniforms[row : row + 1]) if n else nothing
@@ -72,31 +55,9 @@ class RowByRow:
         return side_by_side(drafts, self._target.vocab_size)
 
     def observe(self, decided: Mapping[int, Decided]) -> None:
+        """Take in the decisions, by row; rows that are missing have ended."""
         for row, of_row in decided.items():
             self.rows[row].observe(of_row.n_accepted, of_row.tokens)
-
-
-class RowOfTarget:
-    """The target as the drafter of one row of a batch sees it."""
-
-    def __init__(self, target: BatchedModel, row: int):
-        self._target, self._row = target, row
-
-    @property
-    def vocab_size(self) -> int:
-        return self._target.vocab_size
-
-    def hidden(self, layers: Iterable[int]) -> Tensor:
-        return self._target.hidden(layers, self._row)
-
-    def forward(self, tokens: Tensor, reads: Tensor | None = None) -> Tensor:
-        """A row has no pass of its own: the loop reads the tokens of all rows at once."""
-        raise UsageProblem(OWN_PASSES)
-
-    @property
-    def backend(self) -> NoReturn:
-        """A row has no backend of its own, for the same reason."""
-        raise UsageProblem(OWN_PASSES)
 
 
 MOST_TO_CATCH_UP = 2  # tokens: the last committed one, and before it a drafted one that was accepted last
@@ -117,11 +78,7 @@ class BatchedModelDrafter:
     def start(self, target: BatchedModel, sampling: Sampling, longest: int) -> None:
         self._sampling, self._vocab_size = sampling, target.vocab_size
         self._not_fed, self._n_committed = [[] for _ in range(self.draft.n_rows)], [0] * self.draft.n_rows
-        self.draft.start(longest + MOST_TO_CATCH_UP)
-
-    def prepare(self, longest: int) -> None:
-        """Record the passes over one token of each row, and over as many as it may lack."""
-        self.draft.prepare(range(1, MOST_TO_CATCH_UP + 1), longest)
+        self.draft.start(longest + MOST_TO_CATCH_UP, range(1, MOST_TO_CATCH_UP + 1))
 
     def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
         """Read the prompt. Raises EnvironmentProblem where the logits are not finite."""
@@ -210,14 +167,14 @@ def _probs(draft: Draft, vocab_size: int) -> Tensor:
 # --- a drafter of one text becomes one of a batch ---------------------------------------------------------------------
 
 WAY_OUT = "give --draft model"
-# The model that drafts for all rows in one pass, by the class of the drafter itself: a subclass drafts in its own way.
-IN_ONE_PASS: dict[type[Drafter], Callable[[Drafter], CachedModel]] = {ModelDrafter: attrgetter("draft")}
 
 
 def shared_model(drafter: Drafter) -> CachedModel | None:
     """The model that drafts for all rows in one pass; None for what goes row by row, as heads and lookups do."""
-    model_of = IN_ONE_PASS.get(type(drafter))
-    return model_of(drafter) if model_of else None
+    return drafter.draft if type(drafter) is ModelDrafter else None  # a subclass drafts in its own way
+
+
+BatchDrafter = RowByRow | BatchedModelDrafter
 
 
 def batch_drafter(drafter: Drafter, n_rows: int) -> BatchDrafter:

@@ -49,10 +49,6 @@ class Placed:
     def total(self) -> int:
         return max(self.starts) + self.width
 
-    def mask(self, places: Tensor, n_read: int) -> Tensor:
-        """Tell which of the first `n_read` places of its row each token reads, (rows, m, n_read) bool."""
-        return visible(places, n_read, self.reads)
-
 
 def visible(places: Tensor, total: int, reads: Tensor | None) -> Tensor:
     """(rows, m) places of a pass's tokens, the first one right behind the row's text -> (rows, m, total) bool"""
@@ -65,33 +61,20 @@ def visible(places: Tensor, total: int, reads: Tensor | None) -> Tensor:
 
 
 class WrittenAtPlaces(WrittenInPlace):
-    """One layer's keys and values, (places, rows, heads, width), where a pass writes each row at places of its own.
+    """One layer's keys and values, (rows, heads, places, width), where a pass writes each row at places of its own.
 
     places: (rows, m). row: (rows, 1), the number of each row.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, places: Tensor, row: Tensor):
         super().__init__(keys, values)
-        self._places = places, row
+        self._places = row, places
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         """Write (rows, heads, m, width) at the places, and return all of them, (rows, heads, places, width)."""
-        self.keys.index_put_(self._places, key_states.transpose(1, 2))
-        self.values.index_put_(self._places, value_states.transpose(1, 2))
-        return by_row(self.keys), by_row(self.values)
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.keys.shape[0], 0
-
-
-def by_row(buffer: Tensor) -> Tensor:
-    """Return a view of a buffer as attention wants it: (places, rows, heads, width) -> (rows, heads, places, width)"""
-    return buffer.permute(1, 2, 0, 3)
-
-
-def by_place(buffer: Tensor) -> Tensor:
-    """Return a view of a buffer as a pass takes it: (rows, heads, places, width) -> (places, rows, heads, width)"""
-    return buffer.permute(2, 0, 1, 3)
+        self.keys.transpose(1, 2).index_put_(self._places, key_states.transpose(1, 2))
+        self.values.transpose(1, 2).index_put_(self._places, value_states.transpose(1, 2))
+        return self.keys, self.values
 
 
 class RowsPass(nn.Module):
@@ -105,7 +88,7 @@ class RowsPass(nn.Module):
         self, ids: Tensor, positions: Tensor, mask: Tensor, places: Tensor, keys: list[Tensor], values: list[Tensor]
     ) -> tuple[Tensor, ...]:
         """(rows, m) ids, positions and places, (rows, 1, m, total) mask, the first `total` places of the buffers of
-        each layer, (total, rows, kv heads, width) -> (rows, m, vocab) logits, and (rows, m, hidden) of each of
+        each layer, (rows, kv heads, total, width) -> (rows, m, vocab) logits, and (rows, m, hidden) of each of
         `layers`."""
         row = torch.arange(places.shape[0], device=places.device)[:, None]
         cache = Cache(layers=[WrittenAtPlaces(k, v, places, row) for k, v in zip(keys, values, strict=True)])
@@ -144,11 +127,10 @@ class RowBuffers:
             return self.model(input_ids=prompt, **options).logits, hidden
 
     def forward(self, ids: Tensor, placed: Placed, layers: Iterable[int]) -> Outputs:
-        places = to_device(placed.starts, ids.device)[:, None] + torch.arange(
-            placed.width, device=ids.device
-        )  # (rows, m)
+        start = to_device(placed.starts, ids.device)[:, None]
+        places = start + torch.arange(placed.width, device=ids.device)  # (rows, m)
         positions = places.clamp(max=placed.last) if placed.positions is None else placed.positions
-        seen = placed.mask(places, self.n_read(placed.total))
+        seen = visible(places, self.n_read(placed.total), placed.reads)
         given = ids, positions, additive(seen, self.model.dtype), places
         logits, *hidden = self._run(given, seen.shape[-1])
         return logits, {layer: hidden[layer] for layer in layers}
@@ -160,9 +142,6 @@ class RowBuffers:
         """The number of places that a pass reads, of which `total` may be in use."""
         return total
 
-    def prepare(self, widths: Iterable[int], longest: int) -> None:
-        """Announce the passes that will come. They need no preparation here: any width and length runs."""
-
     def move(self, starts: list[int], rows: Tensor) -> None:
         """Move keys and values of these tokens of each text's last pass, (texts, n), to its first places."""
         text = torch.arange(len(rows), device=rows.device)[:, None]
@@ -172,12 +151,11 @@ class RowBuffers:
             transposed[text, first + torch.arange(rows.shape[1], device=rows.device)] = transposed[text, first + rows]
 
     def fill(self, generator: torch.Generator) -> None:
-        """Write random numbers into all places."""
         for part in self.keys + self.values:
             part.normal_(generator=generator)
 
     def _first(self, total: int) -> tuple[list[Tensor], list[Tensor]]:
-        return [by_place(keys)[:total] for keys in self.keys], [by_place(values)[:total] for values in self.values]
+        return [keys[:, :, :total] for keys in self.keys], [values[:, :, :total] for values in self.values]
 
 
 class GraphedRowBuffers(RowBuffers):

@@ -31,9 +31,6 @@ class RowPages:
         """Run one pass over (rows, m) tokens. Of padding the logits and states are zeros."""
         fast, starts, (n_rows, m) = self.fast, placed.starts, ids.shape
         live = [(row, i) for row, n in enumerate(placed.sizes) for i in range(n)]
-        place_of = [starts[row] + i for row, i in live]
-        arrays = [row for row, _ in live], place_of, [place + 1 for place in place_of]  # a chain reads all up to itself
-        text, place, whole = torch.tensor(arrays, dtype=torch.int32)
         number = None if len(live) == n_rows * m else torch.tensor([row * m + i for row, i in live])
 
         def counted(part: Tensor) -> Tensor:
@@ -41,31 +38,28 @@ class RowPages:
             part = part.flatten(0, 1)
             return part.contiguous() if number is None else part[number]
 
-        tokens, position, mask = counted(ids), place.clamp(max=placed.last), None
+        chosen, mask = counted(ids), None if placed.reads is None else counted(placed.reads)
+        places = [(row, starts[row], starts[row] + i) for row, i in live]
+        # Text, position, row, and how many first rows are read: in a chain all up to the token's own.
+        tokens = [(row, min(at, placed.last), at, at + 1 if mask is None else start) for row, start, at in places]
+        token = torch.tensor(tokens, dtype=torch.int32)
         if placed.positions is not None:
-            position = counted(placed.positions).int()
-        if placed.reads is not None:
-            before = [starts[row] for row, _ in live]
-            whole, mask = torch.tensor(before, dtype=torch.int32), counted(placed.reads)
+            token[:, 1] = counted(placed.positions)
         for backend, start in zip(self.rows, starts, strict=True):
-            backend.text.reserve(start + m)
-        pages = (ctypes.c_void_p * n_rows)(*(ctypes.addressof(one.text.addresses) for one in self.rows))
-        fast.reach(int(position.max()) + 1)
+            backend.reserve(start + m)
+        pages = (ctypes.c_void_p * n_rows)(*(ctypes.addressof(one.addresses) for one in self.rows))
         given = Pass(
+            m=len(live),
             first=0,
             end=len(fast.layers),
-            ids=tokens.data_ptr(),
-            text=text.data_ptr(),
-            position=position.data_ptr(),
-            row=place.data_ptr(),
-            whole=whole.data_ptr(),
+            ids=chosen.data_ptr(),
+            token=token.data_ptr(),
             mask=None if mask is None else mask.data_ptr(),
             masked=0 if mask is None else mask.shape[-1],
             pages=ctypes.addressof(pages),
-            wanted=fast.tables(len(live))[1],
         )
         hidden = {layer: torch.empty(1, len(live), fast.hidden) for layer in layers}
-        logits = fast.run(given, len(live), len(live), hidden)
+        logits = fast.run(given, range(len(live)), hidden)
 
         def by_row(found: Tensor) -> Tensor:
             """(1, tokens, width) -> (rows, m, width)"""
@@ -75,19 +69,13 @@ class RowPages:
 
         return by_row(logits), {layer: by_row(states) for layer, states in hidden.items()}
 
-    def prepare(self, widths: Iterable[int], longest: int) -> None:
-        """Nothing to do: any width and length runs."""
-
     def move(self, starts: list[int], rows: Tensor) -> None:
         """Move keys and values of these tokens of each text's last pass, (texts, n), to its first places."""
-        for backend, start, of_text in zip(self.rows, starts, rows.tolist(), strict=True):
-            for to, row in enumerate(of_text):
-                if row != to:
-                    backend.text.move([start + row], start + to)
+        for backend, start, of_text in zip(self.rows, starts, rows, strict=True):
+            backend.move(start, of_text)
 
     def fill(self, generator: torch.Generator) -> None:
-        """Write random numbers into all places."""
         for backend in self.rows:
-            backend.text.reserve(self.capacity)
-            for page in backend.text.pages:
+            backend.reserve(self.capacity)
+            for page in backend.pages:
                 page.normal_(generator=generator)

@@ -79,18 +79,12 @@ class Rows:
         target.start(self.longest)
 
     def admitted(self) -> Iterator[Row]:
-        """Put the next texts into rows that have none."""
-        while placed := self._placed():  # a text may end with its first token, and its row then takes another one
-            for place, number in placed:
-                row = self._rows[place] = Row(place, number, self._requests[number], self.device)
-                yield row
-
-    def _placed(self) -> list[tuple[int, int]]:
-        """Choose who of those that wait comes next.  -> places, and the numbers of their new texts"""
-        before = [row.number if (row := self[place]) else None for place in range(self.n_rows)]
-        rows, self._waiting = admit(before, self._waiting)
-        new = zip(range(self.n_rows), before, rows, strict=True)
-        return [(place, number) for place, had, number in new if had is None and number is not None]
+        """Put the next texts into rows that have none, the first row first. A row whose text ends with its first token
+        takes another one."""
+        while self._waiting and None in (rows := [self[place] for place in range(self.n_rows)]):
+            place, number = rows.index(None), self._waiting.pop(0)
+            row = self._rows[place] = Row(place, number, self._requests[number], self.device)
+            yield row
 
     def __getitem__(self, place: int) -> Row | None:
         """The row at a place, None where no text is being decoded."""
@@ -113,13 +107,3 @@ class Rows:
         drawn = {row.place: row.uniforms(n) for row in self.busy}
         none = torch.zeros_like(next(iter(drawn.values())))
         return torch.stack([drawn.get(place, none) for place in range(self.n_rows)])
-
-
-def admit(rows: list[int | None], waiting: list[int]) -> tuple[list[int | None], list[int]]:
-    """Give the rows that have no text, None, the next ones that wait, the first row first.
-
-    -> the number of each row's text, those that still wait
-    """
-    n_free = rows.count(None)
-    coming = iter(waiting[:n_free])
-    return [next(coming, None) if number is None else number for number in rows], waiting[n_free:]

@@ -1,21 +1,26 @@
 """The command end to end on a tiny pair, and its parts: bookkeeping, checks, expectations."""
 
+import doctest
 import gc
 import json
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from draft_models import NgramDrafter
 from speclab.core.rounds import Round
 from speclab.extensions.batch import __main__ as command
-from speclab.extensions.batch import expectations, measure
-from speclab.extensions.batch.decoding import decodings
+from speclab.extensions.batch import expectations, measure, shown
 from speclab.extensions.batch.decoding.decodings import BatchDecoding
 from speclab.extensions.batch.expectations import PLAIN, TARGET, Expectations, OfOne, PassTimer, of_one
-from speclab.extensions.batch.measure import BatchRun
+from speclab.extensions.batch.measure import FIRST, arms, requests_of
 from speclab.lab.rows import rows_of
 from speclab.models import prompts
+from speclab.models.prompts import Prompt
 from speclab.models.setup import load_setup
-from speclab.records.files import read
+from speclab.records.files import ComparisonRun, read
+from speclab.records.rows import BASELINE, BASELINE_REPEAT, Arm
 
 TEXTS = [("code", "def f(x):"), ("prose", "return x + 1"), ("copy", "x + 1, x + 1,")]
 
@@ -41,10 +46,10 @@ def run(pair_folder, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize("engine", [pytest.param("eager", marks=pytest.mark.full), "c"])
 def test_a_run_leaves_its_record_page_and_picture(run, tmp_path, engine):
     code, out, _ = run("-B", "2,3", "--engine", engine, drafts="both")
-    made = read(tmp_path / "results" / "local-batch.json", BatchRun)
+    made = read(tmp_path / "results" / "local-batch.json", ComparisonRun)
     assert code == 0
     sizes = [1, 2, 3]
-    assert (made.batches, made.settings["engine"], made.row_by_row) == (sizes, engine, ["ngram"])
+    assert (made.settings["engine"], made.settings["row_by_row"]) == (engine, ["ngram"])
     rows = [row for row in made.rows if row.prompt_kind == "all"]
     assert len(rows) == len(made.raw) / 3 - len(sizes) == len(sizes) * (1 + 2 * 2), "plain decoding a second time"
     assert {row.n_texts for row in rows} == set(sizes)
@@ -106,7 +111,7 @@ def test_ctrl_c_keeps_the_rounds_so_far(run, tmp_path, monkeypatch):
     monkeypatch.setattr(BatchDecoding, "advance", advance)
     stop = 420
     code, out, err = run("-B", "1,2")
-    made = read(tmp_path / "results" / "local-batch.json", BatchRun)
+    made = read(tmp_path / "results" / "local-batch.json", ComparisonRun)
     assert code == 0, "all texts that there are have been judged"
     assert frozen, "a long collection would be in the seconds"
     assert made.interrupted
@@ -121,29 +126,42 @@ def test_ctrl_c_keeps_the_rounds_so_far(run, tmp_path, monkeypatch):
     assert not (tmp_path / "results" / "local-batch.json").exists()
 
 
-# --- bookkeeping ------------------------------------------------------------------------------------------------------
+# --- what is decoded --------------------------------------------------------------------------------------------------
 
 
-def test_rounds_are_booked_by_pass(monkeypatch):
-    """Two rows, three texts: the third one takes the row of the second."""
-    clock = iter(range(100))
-    monkeypatch.setattr(decodings.time, "perf_counter", lambda: next(clock) / 2)
-    start = Round([1], prefill=True)
-    end = Round([4], 2, 0, 1, finish="length")
-    found = [(0, start), (1, start), (0, Round([2, 3], 2, 1, 1)), (1, end), (2, start), (0, end), (2, end)]
-    decoding = BatchDecoding(iter(found), 3)
-    while not decoding.done:
-        decoding.advance()
-    assert [made.n_busy for made in decoding.passes] == [2, 2]
-    assert [made.n_tokens for made in decoding.passes] == [3, 2]
-    assert [made.seconds for made in decoding.full(2)] == [0.5, 0.5]
-    assert {n: text.tokens for n, text in decoding.texts.items()} == {0: [1, 2, 3, 4], 1: [1, 4], 2: [1, 4]}
-    assert [decoding.texts[i].latency for i in range(3)] == [2.5, 1.0, 1.0]
-    assert decoding.texts[0].between_tokens == 2.0 / 3
-    assert (decoding.latency, decoding.between_tokens) == (1.0, 0.5)
-    assert (decoding.seconds, decoding.n_tokens) == (2.5, 8)
-    assert decoding.counts.n_rounds == 4
-    assert decoding.ended == {0, 1, 2}
+def config(n_prompts: int = 4, **others) -> SimpleNamespace:
+    texts = [Prompt("code", "", torch.tensor([[1, number]])) for number in range(n_prompts)]
+    fields = {"prompts": texts, "repeats": 1, "temperatures": [0.0], "draft_lengths": [2], "drafters": {}}
+    return SimpleNamespace(**fields | others)
+
+
+def test_every_batch_is_decoded_in_every_way():
+    """Plain decoding twice, and first of all one text at a time."""
+    ways = arms(config(3, drafters={"ngram": NgramDrafter()}, method=lambda name: name), [1, 2, 4])
+    assert ways[0] == FIRST
+    for arm in (BASELINE, BASELINE_REPEAT, Arm("ngram", "ngram", 2)):
+        assert [one.n_texts for one in ways if one.arm == arm] == [1, 2, 4]
+
+
+@pytest.mark.parametrize(("n_prompts", "n_texts", "n"), [(30, 1, 30), (30, 16, 60), (4, 8, 24), (3, 1, 3)])
+def test_a_batch_is_filled_three_times(n_prompts, n_texts, n):
+    assert requests_of(config(n_prompts), n_texts) == [*range(n_prompts)] * (n // n_prompts)
+
+
+def test_the_warm_up_asks_for_no_more_than_the_run(monkeypatch):
+    """Prompts that leave room for three tokens fit, with a warm-up of twelve."""
+    budgets, done = [], SimpleNamespace(done=True)
+    monkeypatch.setattr(measure, "BatchedModel", lambda *args: SimpleNamespace(start=print))
+    monkeypatch.setattr(measure, "_decoding", lambda *given: budgets.append(given[-1]) or done)
+    for most in (3, 200):
+        measure._warmed(config(max_new_tokens=most, setup=SimpleNamespace(target=None, chunk=1)), FIRST)
+    assert budgets == [3, measure.WARM_UP_TOKENS]
+
+
+def test_the_examples_of_the_knee():
+    result = doctest.testmod(shown)
+    assert result.failed == 0 < result.attempted
+    assert shown.knee({1: 2.0, 2: 0.9, 4: 1.0}) == "beyond 4", "a speedup of 1 is no loss, and the last fall counts"
 
 
 # --- expectations -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.extensions.batch.decoding.batched_model import BatchedModel
-from speclab.extensions.batch.decoding.drafters import BatchedModelDrafter, RowByRow, RowOfTarget, side_by_side
+from speclab.extensions.batch.decoding.decodings import BatchDecoding
+from speclab.extensions.batch.decoding.drafters import BatchedModelDrafter, RowByRow, side_by_side
 from speclab.extensions.batch.decoding.loops import autoregressive_decode_batch, judging, speculative_decode_batch
 from speclab.extensions.batch.decoding.texts import Request
 from speclab.extensions.batch.tests.test_batched_model import RowCache, on, spoil
@@ -217,13 +218,13 @@ def test_no_draft_is_plain_decoding():
 def test_rows_are_filled_again():
     """No row waits for another one: so many passes as the rounds need, when the texts are dealt out as they end."""
     target, draft = pair()
-    batch, asked = (
-        BatchedModel(target, 2),
-        [Request(r.prompt, DecodeSettings(n)) for r, n in zip(requests(), (30, 5, 5, 5, 5, 5), strict=False)],
-    )
-    found = by_text(speculative_decode_batch(batch, of_batch(ModelDrafter(draft), 2), asked, 3), len(asked))
-    rounds = [len(rounds) - 1 for rounds in found]
-    assert batch.n_passes == max(rounds[0], sum(rounds[1:]))
+    asked = [Request(r.prompt, DecodeSettings(n)) for r, n in zip(requests(), (30, 5, 5, 5, 5, 5), strict=False)]
+    found = speculative_decode_batch(BatchedModel(target, 2), of_batch(ModelDrafter(draft), 2), asked, 3)
+    made = BatchDecoding(found, len(asked))
+    while not made.done:
+        made.advance()
+    rounds = [len(made.rounds[number]) - 1 for number in range(len(asked))]
+    assert len(made.passes) == max(rounds[0], sum(rounds[1:]))
 
 
 # --- What the caches hold ---------------------------------------------------------------------------------------------
@@ -275,16 +276,6 @@ def test_a_draft_with_a_short_context_stops_row_by_row():
     assert found == expected
     last = [rounds[-2].n_drafted for rounds in found if len(rounds) > 5]
     assert 0 in last, "no row ran out of the draft's context"
-
-
-def test_a_row_makes_no_pass_of_its_own():
-    target, _ = pair()
-    drafter = RowByRow(NgramDrafter(), 1)
-    drafter.start(BatchedModel(target, 1), GREEDY, 9)
-    target_of_row = RowOfTarget(BatchedModel(target, 1), 0)
-    for ask in (lambda: target_of_row.forward(torch.zeros(1, 1, dtype=torch.long)), lambda: target_of_row.backend):
-        with pytest.raises(UsageProblem, match="give another --draft"):
-            ask()
 
 
 def test_drafts_side_by_side():

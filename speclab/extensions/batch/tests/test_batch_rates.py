@@ -1,64 +1,64 @@
 """The rates of a batch by exact counts: a clock that only passes move, and every number worked out as a fraction."""
 
-import statistics
 from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from speclab.core.rounds import Round
+from speclab.core.rounds import Round, tokens_of
 from speclab.extensions.batch import decode, measure
 from speclab.extensions.batch.decoding import decodings
 from speclab.extensions.batch.decoding.decodings import BatchDecoding
-from speclab.extensions.batch.measure import BatchArm, Batches, lines_of
+from speclab.extensions.batch.measure import FIRST, BatchArm, Batches, lines_of
 from speclab.lab.rows import rows_of
 from speclab.models.prompts import Prompt
 from speclab.records.rows import BASELINE
 from tests.lab.test_rates import MODEL, Clock
 
 
-def batch_of(clock: Clock, *passes: tuple[float, dict[int, int]], prefills: int) -> BatchDecoding:
-    """Texts that start together. A pass: its seconds, and how many tokens it gives each text; a text ends with the last
-    pass that it is in."""
+@pytest.fixture
+def batch_of(monkeypatch):
+    """A batch of events: the number of a text whose prompt is read, in eight seconds; or a pass, its seconds, and the
+    number of tokens of each text. A text ends with the last pass that it is in."""
+    clock = Clock(monkeypatch, decodings)
 
-    def rounds():
-        for number in range(prefills):
-            clock.now += 8
-            yield number, Round([1], prefill=True)
-        for i, (seconds, given) in enumerate(passes):
-            clock.now += seconds
-            for number, n in given.items():
-                ends = not any(number in later for _, later in passes[i + 1 :])
-                yield number, Round([1] * n, 3, n - 1, int(n < 4), finish="length" if ends else None)
+    def made(*events):
+        def rounds():
+            for i, event in enumerate(events):
+                if isinstance(event, int):
+                    clock.now += 8
+                    yield event, Round([1], prefill=True)
+                    continue
+                clock.now += event[0]
+                for number, n in event[1].items():
+                    ends = not any(number in later[1] for later in events[i + 1 :] if not isinstance(later, int))
+                    yield number, Round([1] * n, 3, n - 1, int(n < 4), finish="length" if ends else None)
 
-    made = BatchDecoding(rounds(), prefills)
-    while not made.done:
-        made.advance()
+        found = BatchDecoding(rounds(), sum(isinstance(event, int) for event in events))
+        while not found.done:
+            found.advance()
+        return found
+
     return made
 
 
-def test_a_batch_prints_and_records_its_exact_rates(monkeypatch):
+def config(n_prompts: int = 2) -> SimpleNamespace:
+    prompts = [Prompt("code", "", torch.tensor([[1, number]])) for number in range(n_prompts)]
+    return SimpleNamespace(prompts=prompts, repeats=1, temperatures=[0.0], drafters={}, draft_lengths=[3])
+
+
+def test_a_batch_prints_and_records_its_exact_rates(batch_of, monkeypatch):
     """Rows with other numbers of tokens, and one that ends before the others."""
-    clock = Clock(monkeypatch, decodings)
-    plain = batch_of(clock, *[(1.0, {0: 1, 1: 1})] * 4, *[(0.5, {0: 1})] * 5, prefills=2)
-    fast = batch_of(clock, (1.5, {0: 3, 1: 1}), (1.25, {0: 2, 1: 3}), (2.0, {0: 4}), prefills=2)
-    assert [(text.admitted, text.first, text.last) for text in fast.texts.values()] == [(0, 8, 20.75), (8, 16, 18.75)]
-    between = statistics.median([Fraction(51, 4) / 9, Fraction(11, 4) / 4])
-    latency = statistics.median([Fraction(83, 4), Fraction(43, 4)])
-    assert (fast.latency, fast.between_tokens) == (float(latency), pytest.approx(float(between), rel=1e-15))
-    assert decode.speed(fast, 2).split("\n") == [
-        "",
-        f"15 tokens, 13 of them decoded after the prompts' own passes in 4.75 s, 2 at a time: {13 / 4.75:.1f} tok/s "
-        "in all",
-        f"a text: {float(latency):.2f} s from its prompt to its last token, {1000 * float(between):.2f} ms between "
-        "tokens (medians of 2 texts)",
-    ]
-    prompts = [Prompt("code", "", torch.tensor([[1, number]])) for number in range(2)]
-    config = SimpleNamespace(prompts=prompts, repeats=1, temperatures=[0.0], drafters={}, draft_lengths=[3])
+    plain = batch_of(0, 1, *[(1.0, {0: 1, 1: 1})] * 4, *[(0.5, {0: 1})] * 5)
+    fast = batch_of(0, 1, (1.5, {0: 3, 1: 1}), (1.25, {0: 2, 1: 3}), (2.0, {0: 4}))
+    assert decode.speed(fast, 2) == (
+        f"\n15 tokens, 13 of them decoded after the prompts' own passes in 4.75 s, 2 at a time: {13 / 4.75:.1f} tok/s "
+        "in all\na text: 15.75 s from its prompt to its last token (median of 2)"
+    )
+    assert fast.latencies == {0: 20.75, 1: 10.75}
     monkeypatch.setattr(measure, "requests_of", lambda *_: [0, 1])
-    ways = {BatchArm(BASELINE, 2): plain, BatchArm(MODEL, 2): fast}
-    lines = list(lines_of(Batches(config, ways)))
+    lines = list(lines_of(Batches(config(), {BatchArm(BASELINE, 2): plain, BatchArm(MODEL, 2): fast})))
     # Full passes alone: 2.75 s, of which each text has a half; 5 tokens of one text and 4 of the other. Each text has
     # the pace of these passes to its end.
     paces = Fraction(11, 8) / 5, Fraction(11, 8) / 4
@@ -70,3 +70,23 @@ def test_a_batch_prints_and_records_its_exact_rates(monkeypatch):
     assert row.tokens_per_second == pytest.approx(float(13 / seconds), rel=1e-6)
     assert row.speedup == pytest.approx(float(Fraction(13, 2) / seconds), rel=1e-6)
     assert row.tokens_per_round == 13 / 5
+
+
+def test_rounds_are_booked_by_pass(batch_of):
+    """Two rows, three texts: the third one takes the row of the second. Full passes are shared in equal parts."""
+    found = batch_of(0, 1, (2.0, {0: 3, 1: 1}), 2, (4.0, {0: 1, 2: 2}), (7.0, {2: 1}))
+    assert found.passes == [({0: 3, 1: 1}, 2.0), ({0: 1, 2: 2}, 4.0), ({2: 1}, 7.0)]
+    assert found.full(2) == found.passes[:2]
+    assert {number: len(tokens_of(rounds)) for number, rounds in found.rounds.items()} == {0: 5, 1: 2, 2: 4}
+    assert (found.n_tokens, found.counts.n_rounds, found.counts.n_emitted) == (11, 5, 8)
+    assert (found.prefills, found.ended) == ({0: 8.0, 1: 8.0, 2: 8.0}, {0, 1, 2})
+    assert found.by_request(2) == {0: (4, 3.0), 1: (1, 1.0), 2: (2, 2.0)}
+    assert found.by_request(1) == {2: (1, 7.0)}
+
+
+def test_copies_of_a_prompt_are_one_prompt(batch_of, monkeypatch):
+    """Prompt 0 is decoded twice, in nine rounds of a second and in one of eleven: two seconds a token."""
+    monkeypatch.setattr(measure, "requests_of", lambda *args: [0, 1, 0])
+    found = batch_of(0, *[(1.0, {0: 1})] * 9, 1, (4.0, {1: 1}), 2, (11.0, {2: 1}))
+    lines = list(lines_of(Batches(config(), {FIRST: found})))
+    assert [(one.prompt_index, one.seconds, one.n_emitted) for one in lines] == [(0, 18.0, 9), (1, 4.0, 1)]

@@ -6,13 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-import compare
 import optimized_speculative
-from draft_models import NgramDrafter
 from speclab import load
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
-from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.extensions.blocks.drafter import BlockDrafter
 from speclab.extensions.blocks.files import read_block, write_block
@@ -20,9 +17,7 @@ from speclab.extensions.blocks.head import BlockHead
 from speclab.extensions.blocks.tests.block_heads import block_rows, tiny_block_head, trained_block
 from speclab.lab.bench import SPECULATIVE
 from speclab.lab.round_costs import measure_costs
-from speclab.models import prompts
 from speclab.models.cached import CachedModel
-from speclab.records.files import ComparisonRun, read
 from tests import contract, test_filtered_laws
 from tests.core.test_one_wait import PROMPT, check_waits
 from tests.drafts.test_overflows import WAYS, check_it_is_said, overflowing
@@ -91,14 +86,6 @@ def test_costs_of_drafts_end_with_the_slots():
     assert len(costs.rest) == LONGEST + 1
 
 
-def test_what_of_k_has_no_effect_is_said():
-    block = BlockDrafter(tiny_block_head(tiny("llama"), slots=7))
-    assert block.length_notes("block", [4, 7]) == []
-    assert block.length_notes("block", [4, 8, 12]) == ["block proposes at most 7 tokens; -k 8,12 drafts no more"]
-    said = HybridDrafter(NgramDrafter(), block).length_notes("hybrid:ngram+block", [12])
-    assert said == ["hybrid:ngram+block: its block proposes at most 7 tokens; -k 12 drafts no more"]
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_of_drafting_says_that_logits_are_not_finite(way, temperature):
@@ -117,22 +104,8 @@ def test_a_head_is_trained_written_and_goes_on(target, tmp_path):  # noqa: F811
 def test_the_scripts_decode_with_it(pair_folder, tmp_path, monkeypatch, capsys):
     model = load(str(pair_folder / "target"), str(pair_folder / "draft"), engine="eager").setup.target.model
     write_block(tmp_path / "block", tiny_block_head(model, markov_rank=3).float(), "tiny", ["LlamaForCausalLM"])
-    draft, common = f"block:{tmp_path / 'block'}", ["--threads", "1", "--engine", "eager"]
-    words = ["--target", str(pair_folder / "target"), *common]
-    texts = set()
-    for kind in (draft, str(pair_folder / "draft")):
-        script = [*words, "--prompt", "def f(x):", "--max-new-tokens", "12", "--ignore-eos", "--draft", kind]
-        assert optimized_speculative.main(script) == 0
-        texts.add(capsys.readouterr().out.split("def f(x):")[-1].splitlines()[0])
-    assert len(texts) == 1
-    monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "return x")])
-    given = ["--draft", draft, "-k", "2", "--limit", "1", "--max-new-tokens", "16", "--out-dir", str(tmp_path / "out")]
-    assert compare.main([*words, *given]) == 0
-    assert "token for token: identical" in capsys.readouterr().out
-    run = read(tmp_path / "out" / "results" / "local.json", ComparisonRun)
-    rows = [row for row in run.rows if row.method == "block:block" and row.prompt_kind == "all"]
-    assert [row.temperature for row in rows] == [0.0, 0.8]
-    assert all(row.forecast is not None for row in rows)
+    draft = f"block:{tmp_path / 'block'}"
+    run = contract.check_scripts(pair_folder, tmp_path / "out", draft, "block:block", monkeypatch, capsys)
     assert run.models["block:block"].startswith("block:block: 2 layers over the target's states")
 
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from draft_models import NgramDrafter
 from speclab.core.rounds import AcceptResult, Draft
@@ -11,17 +10,16 @@ from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.engines.eager import decoder_layers
 from speclab.extensions.exits import first_layers
-from speclab.extensions.exits.adapter import ExitAdapter
-from speclab.extensions.exits.drafter import ExitDrafter
+from speclab.extensions.exits.drafter import ExitAdapter, ExitDrafter
 from speclab.extensions.exits.first_layers import FirstLayers, check_split
 from speclab.extensions.exits.tests.adapters import trained_exit, trained_exit_in_float32
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
-from tests.decoding import keys_and_values, plain_text, poison, speculative_rounds
+from tests.decoding import plain_text, poison, speculative_rounds
 from tests.engines import families
 from tests.grids import pairs_often
 from tests.heads import N_NEW, Keeping
-from tests.tiny_models import CLOSE, FAMILIES, VOCAB, PlainTransformer, assert_close, on_engine, tiny
+from tests.tiny_models import FAMILIES, VOCAB, PlainTransformer, assert_close, on_engine, tiny
 
 WARM = Sampling(temperature=0.8)
 ENGINES = ["eager", "c"]
@@ -77,36 +75,10 @@ def test_caches_grow_in_the_middle_of_a_round(monkeypatch):
         target = reading(model, adapter, "c")
         rounds = list(speculative_rounds(target, ExitDrafter(adapter), prompt, 3 + n, N_NEW))
         assert tokens_of(rounds) == expected
-        assert len(target.backend.text.pages) == 2
+        assert len(target.backend.pages) == 2
 
 
 # --- the two parts of the cache --------------------------------------------------------------------------------------
-
-
-def recomputed(model, ids: list[int]) -> list:
-    fresh = DynamicCache(config=model.config)
-    with torch.inference_mode():
-        model(torch.tensor([ids]), past_key_values=fresh, use_cache=True)
-    return [(layer.keys, layer.values) for layer in fresh.layers]
-
-
-@pytest.mark.parametrize("family", ["gpt2", "c llama"])
-def test_caches_equal_a_recomputation_after_every_round(family):
-    """Keys and values of every layer, those that drafting has filled and those that verification has."""
-    engine, _, name = family.rpartition(" ")
-    model, adapter, texts = trained(name, engine)
-    target, drafter, kinds = reading(model, adapter, engine), ExitDrafter(adapter), set()
-    for text in texts:
-        ids, how = text[:9].tolist(), (WARM, torch.Generator().manual_seed(3))
-        for r in speculative_rounds(target, drafter, text[None, :9], 4, N_NEW, *how):
-            ids += r.tokens
-            kinds.add((r.n_drafted > 0) + (r.n_accepted > 0) + (r.n_accepted == r.n_drafted))
-            assert target.length == len(ids) - 1, "the last committed token is never in the cache"
-            for found, right in zip(keys_and_values(target), recomputed(model, ids[:-1]), strict=True):
-                for mine, its in zip(found, right, strict=True):
-                    assert mine.shape == its.shape
-                    assert (mine - its).abs().max() < CLOSE[its.dtype] * its.abs().max()
-    assert len(kinds) == 3, "rounds of every kind"
 
 
 @pytest.mark.parametrize(("n_accepted", "kept"), [(0, 0), (2, 2), (4, 4)])
@@ -155,7 +127,7 @@ def test_no_layer_runs_twice_over_a_token():
     for handle in handles:
         handle.remove()
     assert fed == [9 + sum(r.n_drafted + 1 for r in rounds[1:])] * 4
-    assert target.n_passes == len(rounds)
+    assert target.n_passes + target.n_replays == len(rounds)
 
 
 class Poisoned(CachedModel):
@@ -288,11 +260,6 @@ def test_every_family_passes_the_check(family):
 @pytest.mark.parametrize("case", ["llama", "gemma3_text", "gpt2"])
 def test_the_engine_c_passes_the_check(case):
     check_split(families.on_c(families.tiny(case)), 1)
-
-
-def test_a_model_with_more_rows_than_its_tokenizer_has_ids_passes_the_check():
-    """It compares passes that are cut at the tokenizer's ids with uncached ones of the whole output layer."""
-    check_split(CachedModel(tiny("llama"), VOCAB - 8), 1)
 
 
 def test_a_target_that_cannot_be_split_is_refused(monkeypatch):

@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-import compare
-import optimized_speculative
 from optimized_speculative import speculative_decode
 from speclab import load
 from speclab.core.rounds import DecodeSettings
@@ -12,19 +10,18 @@ from speclab.core.sampling import Sampling
 from speclab.drafts import registry
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength
+from speclab.drafts.oracle import ConstantDrafter
 from speclab.drafts.suffix import SuffixDrafter
-from speclab.extensions.exits import adapter
-from speclab.extensions.exits.adapter import read_adapter
+from speclab.extensions.exits import register
 from speclab.extensions.exits.drafter import ExitDrafter
+from speclab.extensions.exits.register import read_adapter
 from speclab.extensions.exits.tests.adapters import tiny_adapter, write_adapter
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import measure_costs
-from speclab.models import prompts as lab_prompts
 from speclab.models.cached import CachedModel
-from speclab.models.padded.padding import pad_to
 from speclab.models.setup import Setup
-from speclab.records.files import ComparisonRun, read
 from speclab.system.errors import EnvironmentProblem, UsageProblem
+from tests import contract
 from tests.cli.bad_inputs import KINDS, Row, S
 from tests.cli.test_bad_inputs import check_row, folder  # noqa: F401 - a fixture
 from tests.decoding import speculative_rounds
@@ -40,7 +37,7 @@ def target():
 @pytest.fixture
 def place(target, tmp_path, monkeypatch):
     """A folder with a random adapter for the tiny target, in the place of the lab's."""
-    monkeypatch.setattr(adapter, "PLACE", str(tmp_path / "adapter"))
+    monkeypatch.setattr(register, "PLACE", str(tmp_path / "adapter"))
     write_adapter(tmp_path / "adapter", tiny_adapter(target, 2))
     return tmp_path / "adapter"
 
@@ -61,20 +58,6 @@ def test_what_is_written_comes_back(target, place):
         read_adapter(target)
 
 
-def test_a_padded_target_is_drafted_for_as_the_one_that_it_was_padded_from():
-    """Its states begin with the small one's."""
-    changes = {"num_hidden_layers": 4, "num_key_value_heads": 4, "head_dim": 8}
-    small = tiny("llama", dtype=torch.float32, **changes)
-    shape = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 96}
-    wide = pad_to(small, shape | {"num_hidden_layers": 5}, torch.device("cpu"), torch.float32)
-    found = []
-    for model in (small, wide):
-        cached = CachedModel(model)
-        cached.hidden_layers = (1,)
-        found.append(list(speculative_rounds(cached, ExitDrafter(tiny_adapter(small, 2)), prompts(1), 3, 20)))
-    assert found[0] == found[1]
-
-
 # --- by name ---------------------------------------------------------------------------------------------------------
 
 
@@ -82,14 +65,11 @@ def test_names():
     choice = registry.read("exit")
     assert choice.name == registry.read("exit:2").name == "exit:2"
     assert registry.read("hybrid:suffix+exit").name == "hybrid:suffix+exit:2"
-    assert choice.in_hybrid
-    assert not choice.any_family
-    assert not choice.can_branch
+    assert (choice.in_hybrid, choice.any_family, choice.can_branch) == (True, False, False)
 
 
 ROWS = [
     Row(f"{S} --draft exit:5", 2, ("the lab's adapter is exit:2",)),
-    Row(f"{S} --draft hybrid:suffix+exit:x", 2, ("the lab's adapter is exit:2",)),
     Row(f"{S} --draft exit:", 2, ("'exit:'", KINDS)),
     Row(f"{S} --draft exit:2", 2, ("the lab's own target",)),
 ]
@@ -103,40 +83,26 @@ def test_bad_input_is_one_line(folder, capfd, monkeypatch, row):  # noqa: F811
 class Graphed:
     """A form that cannot be run in two parts."""
 
-    graphed = True
+    name = "graphs"
 
 
 def test_an_engine_that_cannot_split_gives_way_to_the_eager_one(target, place, capsys):
     """In both arms, and other drafts are made afterwards."""
     cached = CachedModel(target, fast=Graphed())
-    setup = Setup(cached, None, "tiny", Sampling(), torch.device("cpu"), torch.float64, {"engine": ""})
+    setup = Setup(cached, None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
     made = registry.make_all(registry.read_all(["ngram", "exit"]), setup, 0)
     assert list(made) == ["ngram", "exit:2"]
     assert setup.engine == setup.target.engine == "eager"
-    assert "CUDA graphs do not" in setup.reasons["engine"]
+    assert "CUDA graphs do not" in setup.why_engine
     assert "both arms run on the eager engine" in capsys.readouterr().err
     assert setup.target.hidden_layers == (1,)
 
 
 def test_the_scripts_decode_with_it(pair_folder, tmp_path, monkeypatch, capsys):
-    pair = str(pair_folder / "target"), str(pair_folder / "draft")
-    monkeypatch.setattr(adapter, "PLACE", str(tmp_path / "adapter"))
-    write_adapter(tmp_path / "adapter", tiny_adapter(load(*pair, engine="eager").setup.target.model, 1))
-    common = ["--target", pair[0], "--threads", "1"]
-    words = [*common, "--prompt", "def f(x):", "--max-new-tokens", "12", "--ignore-eos", "--engine", "c", "-k", "auto"]
-    texts = set()
-    for draft in ("hybrid:suffix+exit", "ngram"):
-        assert optimized_speculative.main([*words, "--draft", draft]) == 0
-        texts.add(capsys.readouterr().out.split("def f(x):")[-1].splitlines()[0])
-    assert len(texts) == 1
-    monkeypatch.setattr(lab_prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "return x")])
-    words = [*common, "--draft", f"{pair[1]},exit", "-k", "2", "--limit", "1", "--max-new-tokens", "16"]
-    assert compare.main([*words, "--engine", "eager", "--out-dir", str(tmp_path / "out")]) == 0
-    assert "token for token: identical" in capsys.readouterr().out
-    run = read(tmp_path / "out" / "results" / "local.json", ComparisonRun)
-    rows = [row for row in run.rows if row.method == "exit:1" and row.prompt_kind == "all"]
-    assert [row.temperature for row in rows] == [0.0, 0.8]
-    assert all(row.forecast is not None for row in rows)
+    monkeypatch.setattr(register, "PLACE", str(tmp_path / "adapter"))
+    model = load(str(pair_folder / "target"), str(pair_folder / "draft"), engine="eager").setup.target.model
+    write_adapter(tmp_path / "adapter", tiny_adapter(model, 1))
+    run = contract.check_scripts(pair_folder, tmp_path / "out", "exit", "exit:1", monkeypatch, capsys)
     assert run.models["exit:1"].startswith("exit:1: the target's first 1 of 2 layers, and an adapter")
 
 
@@ -149,16 +115,14 @@ def test_a_lookups_rounds_are_priced_apart(target, monkeypatch):
     cached.hidden_layers = (1,)
     seconds = {True: 1.0, False: 3.0}
 
-    def rounds(functions, target, drafter, prompts, settings, asked):
-        timed = []
-        (round_,) = speculative_rounds(CachedModel(tiny("llama")), SuffixDrafter(), prompts[0], 2, 1)
-        for own in (True, False):
-            for n in range(9):
-                phases = {"draft": 0.1 * n, "verify": seconds[own] + n}
-                timed.append((round_._replace(n_drafted=n, seconds=phases), own))
-        return timed
+    def rounds(functions, target, varied, prompt, *how):
+        own = not isinstance(varied.drafter, ConstantDrafter)
+        (round_,) = speculative_rounds(CachedModel(tiny("llama")), SuffixDrafter(), prompt, 2, 1)
+        yield from (round_, round_)  # the prompt's and the first one do not count
+        for n in range(9):
+            yield round_._replace(n_drafted=n, seconds={"draft": 0.1 * n, "verify": seconds[own] + n})
 
-    monkeypatch.setattr("speclab.lab.round_costs.timed_rounds", rounds)
+    monkeypatch.setattr("speclab.lab.round_costs.with_phases", rounds)
     settings = DecodeSettings(20)
     for inner in (ExitDrafter(tiny_adapter(target, 2)), AutoLength(ExitDrafter(tiny_adapter(target, 2)))):
         hybrid = HybridDrafter(SuffixDrafter(), inner)

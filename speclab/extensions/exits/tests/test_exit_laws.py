@@ -4,12 +4,10 @@ import functools
 
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from draft_models import NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.sampling import Sampling
-from speclab.drafts.heads.parts import rotations
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength
 from speclab.extensions.exits.drafter import ExitDrafter
@@ -42,12 +40,9 @@ def adapter():
 
 @functools.cache
 def exit_logits(committed: Text, drafted: Text) -> list[float]:
-    head, text = adapter(), [*committed, *drafted]
+    text = [*committed, *drafted]
     with torch.inference_mode():
-        states = head.narrow(target_states(models()[0], text, head.config.layers))
-        rotation = tuple(part.double() for part in rotations(head.config.block, torch.arange(len(text))))
-        attended = scaled_dot_product_attention(*head.project(states, rotation), is_causal=True, enable_gqa=True)
-        return head.logits(states, attended)[0, -1].tolist()
+        return adapter().text_logits(target_states(models()[0], text, adapter().config.layers))[0, -1].tolist()
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from speclab.extensions.gguf import convert_child
 from speclab.extensions.gguf.tests.gguf_files import random_model
-from speclab.models.outside import generation
+from speclab.models import generation
 from speclab.system.errors import EnvironmentProblem
 
 GGUFReader = pytest.importorskip("gguf").GGUFReader
+convert = pytest.importorskip("speclab.extensions.gguf.convert")
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": 1, "pad_token_id": 0}
 
@@ -164,7 +164,7 @@ def written(case: Case, path: Any, **entries: Any) -> Any:
         tensors = {"rope_freqs.weight": plain / ROPE_INIT_FUNCTIONS["llama3"](right.config, "cpu")[0]}
     usual = {} if {*RMS, *PLAIN} & {*case.entries} else {"attention.layer_norm_rms_epsilon": 1e-6}
     random_model(path, right, case.kind, {**usual, **case.entries, **entries}, tensors)
-    return right, convert_child.loaded(str(path.parent), path.name, GGUFReader(path)).eval()
+    return right, convert.loaded(str(path.parent), path.name, GGUFReader(path)).eval()
 
 
 @torch.inference_mode()

@@ -6,8 +6,6 @@ from torch import nn
 from transformers import MixtralConfig, MixtralForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from speclab.core.rounds import tokens_of
-from speclab.core.sampling import Sampling
 from speclab.extensions.int8 import rounded
 from speclab.extensions.int8.register import Int8Drafter
 from speclab.models import engine_choice
@@ -16,7 +14,6 @@ from speclab.system.errors import EnvironmentProblem
 from tests.cli.bad_inputs import Row, S
 from tests.cli.test_bad_inputs import check_row, folder  # noqa: F401 - a fixture
 from tests.contract import WAYS, check
-from tests.decoding import speculative_rounds
 from tests.tiny_models import tiny
 
 
@@ -89,25 +86,6 @@ def test_a_model_that_is_hardly_rounded_is_refused():
     share = matrices / (matrices + 8 * 3 * 32 * 64)
     with pytest.raises(EnvironmentProblem, match=f"they hold {share:.0%} .*experts.*ngram"):
         rounded.rounded(MixtralForCausalLM(config))
-
-
-def test_what_is_drafted_is_drawn_from_its_law():
-    """The law comes from one uncached pass, the drafts from passes over one token or two."""
-    model, sampling = tiny("llama"), Sampling(0.8)
-    drafter, target, drafts = coarse(model, CachedModel), CachedModel(model), []
-    propose = drafter.propose
-    drafter.propose = lambda k, uniforms: drafts.append(propose(k, uniforms)) or drafts[-1]
-    prompt = torch.arange(9)[None]
-    rounds = list(speculative_rounds(target, drafter, prompt, 3, 24, sampling))
-    text = tokens_of(rounds)
-    law = drafter.law(target, prompt[0].tolist(), text, sampling, 3)
-    start, n_compared = 1, 0
-    for draft, round_ in zip(drafts, rounds[1:], strict=True):
-        n_known = min(round_.n_accepted + 1, draft.tokens.shape[1])  # behind them, the text is another one
-        rows = law.drawn_from([(start, depth, 3) for depth in range(n_known)])
-        assert torch.allclose(draft.probs[0][:n_known], rows, atol=1e-9)
-        n_compared, start = n_compared + n_known, start + len(round_.tokens)
-    assert n_compared > 12
 
 
 @pytest.mark.parametrize("row", [Row(f"{S} --draft int8:4", 2, ("takes no argument", "give int8"))], ids=str)

@@ -155,7 +155,7 @@ def test_half_an_answer_is_so_many_of_so_many(run):
     answer(0, "n_decoded = n_tokens - 1\n", 'from exercises import Todo; raise Todo("ex00: tokens_per_second")\n')
     code, out, _ = run("0")
     assert code == 0
-    assert "[6 of 9]" in out
+    assert "[5 of 8]" in out
     assert "todo  the rate leaves the first token out" in out
     assert "  ok  the first token ends the prefill" in out
     assert "write tokens_per_second in " in out.splitlines()[-1]
@@ -188,7 +188,7 @@ def test_a_file_that_cannot_be_imported_is_said_once(run, clone, text, said):
     code, out, err = run("0")
     assert code == 1
     assert " ".join(out.split()).count(said) == 1
-    assert (out.count("FAILS"), out.count("the same as above\n")) == (9, 8)
+    assert (out.count("FAILS"), out.count("see above\n")) == (8, 7)
     assert "Traceback" not in out + err
     assert run("0", "--hint")[1].startswith("no hint is about exercise 0 as it is")
 
@@ -422,22 +422,7 @@ def test_what_fails_because_of_something_above_is_one_line(run):
     out = " ".join(run("2")[1].split())
     assert "agreements after the first rejected draft" in out
     assert "the last one was chosen after drafts that are rejected" in out
-    assert out.count("follows from the above") >= 3
-
-
-@pytest.mark.parametrize(
-    ("mine", "its", "follows"),
-    [
-        ((["f", "g"], False), (["f"], False), True),
-        ((["f"], False), (["f"], False), False),  # another idea about the same function
-        ((["f"], True), (["f"], False), True),
-        ((["f", "g"], False), (["f"], True), False),
-        ((["g"], True), ([], False), False),
-    ],
-)
-def test_what_follows_from_what(mine, its, follows):
-    one, other = (checks.Check("test_x", [], "failed", reach=reach, is_whole=whole) for reach, whole in (mine, its))
-    assert one.follows_from(other) == follows
+    assert out.count("see above") >= 3
 
 
 # --- in a run ---------------------------------------------------------------------------------------------------------
@@ -453,7 +438,8 @@ def test_a_hole_falls_back_to_the_labs_own_and_says_so(clone, pair_folder, tmp_p
     words = [sys.executable, "a lab/check.py", "--run", "optimized_speculative.py", *models, *machine]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "from exercises/: 6 (the draft length); the lab's own: 2 (greedy verification: " in done.stderr
+    assert "from exercises/: 6 (the draft length)" in done.stderr
+    assert "the lab's own: 2 (greedy verification: " in done.stderr
     assert "the baseline's text: identical" in done.stdout
     answer(2, "return own[n_accepted]", "return own[0]")
     assert check.main(["--run", "optimized_speculative.py", "--target", "nowhere"]) == 1

@@ -20,12 +20,12 @@ from draft_models import ModelDrafter, NgramDrafter
 from exercises import guard
 from exercises.guard import has_alarm
 from optimized_speculative import speculative_decode
-from speclab.core.rounds import DecodeSettings, Round
+from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
 from speclab.extensions.learner import checks, functions, run
 from speclab.extensions.learner.ask import ask, finite, whole
-from speclab.extensions.learner.functions import CheckedDrafter, Modules, accept_sampled, learner_functions
+from speclab.extensions.learner.functions import CheckedDrafter, Modules, learner_functions
 from speclab.lab.instruments import LoopFunctions
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
@@ -35,18 +35,16 @@ from speclab.system.errors import Problem, UsageProblem
 from tests.tiny_models import VOCAB, perturbed, tiny
 
 STEMS = {exercise.number: exercise.stem for exercise in checks.exercises()}
-N_TOKENS = 60
 LAB = LoopFunctions(speculative_decode)
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.9)
-BOTH = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 
 
 def solution(number: int) -> ModuleType:
     return importlib.import_module(f"solutions.{STEMS[number]}")
 
 
-def solutions(*numbers: int) -> LoopFunctions:
-    return learner_functions(speculative_decode, "solutions", {n: solution(n) for n in numbers})
+def solved(*numbers: int) -> Modules:
+    return {number: solution(number) for number in numbers}
 
 
 def written(number: int, **functions) -> Modules:
@@ -54,8 +52,8 @@ def written(number: int, **functions) -> Modules:
     return {number: SimpleNamespace(**{**vars(solution(number)), **functions})}
 
 
-def with_function(number: int, **functions) -> LoopFunctions:
-    return learner_functions(speculative_decode, "exercises", written(number, **functions))
+def taking_part(modules: Modules) -> LoopFunctions:
+    return learner_functions(speculative_decode, "exercises", modules)
 
 
 @pytest.fixture(scope="module")
@@ -66,50 +64,47 @@ def pair() -> tuple[CachedModel, CachedModel]:
 
 
 def rounds(
-    pair, learner: LoopFunctions, sampling: Sampling, k: int = 4, ngram: bool = False, longest: int | None = None
+    pair,
+    learner: LoopFunctions,
+    sampling: Sampling = GREEDY,
+    k: int = 4,
+    ngram: bool = False,
+    longest: int | None = None,
 ) -> list[Round]:
     """All rounds of a decoding that is decided by `learner`."""
     prompt = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(3))
     if ngram:
         prompt = prompt.repeat(1, 4)
     drafter = NgramDrafter(2, 1) if ngram else ModelDrafter(pair[1])
-    settings = DecodeSettings(N_TOKENS, sampling, seed=5)
+    settings = DecodeSettings(60, sampling, seed=5)
     return list(learner.rounds(pair[0], learner.adapt(drafter, longest), prompt, k, settings))
-
-
-def words(found: list[Round]) -> list[int]:
-    """The text that rounds have written."""
-    return [token for round_ in found for token in round_.tokens]
 
 
 # --- right answers ----------------------------------------------------------------------------------------------------
 
 
-@BOTH
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_solutions_decode_as_the_lab_does(pair, sampling):
     """Round for round, given the same random numbers; prompt lookup stands for one-hot distributions."""
     for k, ngram in ((0, False), (4, False), (4, True)):
         expected = rounds(pair, LAB, sampling, k, ngram)
-        assert rounds(pair, solutions(2, 3, 4), sampling, k, ngram) == expected
+        assert rounds(pair, taking_part(solved(2, 3, 4)), sampling, k, ngram) == expected
         if k and not ngram:  # it is sure that they have something to show
             assert any(0 < r.n_accepted < r.n_drafted for r in expected)
             assert any(0 < r.n_accepted == r.n_drafted for r in expected)
+            whole_loop = rounds(pair, taking_part(solved(8)), sampling)
+            counted = [[(r.tokens, r.n_drafted, r.n_accepted) for r in found] for found in (whole_loop, expected)]
+            assert counted[0] == counted[1]
 
 
 def test_exercise_seven_drafts(pair):
     """MyDrafter takes the n-gram drafter's place, and no other's."""
-    learner = solutions(7)
-    found = rounds(pair, learner, GREEDY, ngram=True)
-    assert words(found) == words(rounds(pair, LAB, GREEDY, 0, True))
+    learner = taking_part(solved(7))
+    found = rounds(pair, learner, ngram=True)
+    assert tokens_of(found) == tokens_of(rounds(pair, LAB, k=0, ngram=True))
     assert sum(r.n_drafted for r in found) > 0
     assert isinstance(learner.adapt(NgramDrafter(), None), CheckedDrafter)
     assert isinstance(learner.adapt(ModelDrafter(pair[1]), None), ModelDrafter)
-
-
-@BOTH
-def test_exercise_eight_is_the_whole_loop(pair, sampling):
-    counted = [(r.tokens, r.n_drafted, r.n_accepted) for r in rounds(pair, solutions(8), sampling)]
-    assert counted == [(r.tokens, r.n_drafted, r.n_accepted) for r in rounds(pair, LAB, sampling)]
 
 
 def test_exercise_six_chooses_every_length(pair):
@@ -120,16 +115,13 @@ def test_exercise_six_chooses_every_length(pair):
         seen.append((k, n_drafted, n_accepted, longest))
         return 5 if k == 2 else 2
 
-    learner = with_function(6, next_draft_length=rule)
-    found = rounds(pair, learner, GREEDY, k=6, longest=6)
-    assert words(found) == words(rounds(pair, LAB, GREEDY, 6))
+    learner = taking_part(written(6, next_draft_length=rule))
+    found = rounds(pair, learner, k=6, longest=6)
+    assert tokens_of(found) == tokens_of(rounds(pair, LAB, k=6))
     assert [r.n_drafted for r in found[1:6]] == [4, 2, 5, 2, 5]
     assert seen == [(k, r.n_drafted, r.n_accepted, 6) for (k, *_), r in zip(seen, found[1:], strict=True)]
     assert [k for k, *_ in seen[:4]] == [4, 2, 5, 2]
-    assert all(r.n_drafted == 4 for r in rounds(pair, learner, GREEDY)[1:4]), "where nobody names a longest it is off"
-
-
-# --- answers of another kind ------------------------------------------------------------------------------------------
+    assert all(r.n_drafted == 4 for r in rounds(pair, learner)[1:4]), "where nobody names a longest it is off"
 
 
 def test_whole_numbers_of_any_kind_do(pair):
@@ -143,62 +135,64 @@ def test_whole_numbers_of_any_kind_do(pair):
         drafted.clear()
         return numpy.int64(n)
 
-    numbers = with_function(2, count_accepted=popping, next_token=lambda own, n: torch.tensor([two.next_token(own, n)]))
-    assert rounds(pair, numbers, GREEDY) == rounds(pair, LAB, GREEDY)
-    listed = with_function(4, verify_draft=lambda *args: [numpy.int32(n) for n in four.verify_draft(*args)])
-    assert rounds(pair, listed, SAMPLED) == rounds(pair, LAB, SAMPLED)
+    numbers = written(2, count_accepted=popping, next_token=lambda own, n: torch.tensor([two.next_token(own, n)]))
+    listed = written(4, verify_draft=lambda *args: [numpy.int32(n) for n in four.verify_draft(*args)])
+    for modules, sampling in ((numbers, GREEDY), (listed, SAMPLED)):
+        assert rounds(pair, taking_part(modules), sampling) == rounds(pair, LAB, sampling)
 
 
 def test_numbers_that_are_not_finite_are_the_loops_business():
     """They are reported in the loop's own words, whoever decides: the rule is not even asked."""
-
-    def never_asked(*_):
-        pytest.fail("the learner's rule was asked")
-
-    nan, even = torch.full((1, 2, 4), torch.nan), torch.full((1, 2, 4), 0.25)
-    token, uniforms = torch.zeros(1, 1, dtype=torch.long), torch.tensor([[0.5, 0.5]])
-    for draft_probs, target_probs in ((None, nan), (nan[:, :1], even)):
+    modules = written(4, verify_draft=lambda *_: pytest.fail("the learner's rule was asked"))
+    token, uniforms, nan = (
+        torch.zeros(1, 1, dtype=torch.long),
+        torch.tensor([[0.5, 0.5]]),
+        torch.full((1, 2, 4), torch.nan),
+    )
+    for draft_probs, logits in ((None, nan), (nan[:, :1], torch.zeros(1, 2, 4))):
         draft = SimpleNamespace(tokens=token, probs=draft_probs)
-        assert accept_sampled(4, never_asked, draft, target_probs, uniforms) == (0, -1)
+        found = functions.accept(modules, draft, logits, SAMPLED, uniforms)
+        assert (found.n_accepted.item(), found.next_token.item()) == (0, -1)
 
 
 # --- answers that cannot be -------------------------------------------------------------------------------------------
 
 
-def drafting(tokens, probs=None) -> LoopFunctions:
+def drafting(tokens, probs=None) -> Modules:
     """An exercise 7 that always proposes this."""
 
     class Wild(NgramDrafter):
         def propose(self, k, uniforms):
             return SimpleNamespace(tokens=tokens, size=None, probs=probs)
 
-    return with_function(7, MyDrafter=Wild)
-
-
-ZEROS = torch.zeros(1, 2, dtype=torch.long)
+    return written(7, MyDrafter=Wild)
 
 
 @pytest.mark.parametrize(
-    ("learner", "sampling", "named"),
+    ("modules", "sampling", "named"),
     [
-        (with_function(2, count_accepted=lambda drafted, own: 99), GREEDY, ["exercise 2", "99", "from 0 to 4"]),
-        (with_function(2, next_token=lambda own, n: None), GREEDY, ["exercise 2", "None"]),
-        (with_function(2, next_token=lambda own, n: own[99]), GREEDY, ["raised IndexError: list index"]),
-        (with_function(3, catch_up=lambda committed, n: None), GREEDY, ["exercise 3", "returned None"]),
-        (with_function(3, tokens_to_keep=lambda cached, n: cached + 1), GREEDY, ["exercise 3", "not a whole number"]),
-        (with_function(3, catch_up=lambda committed, n: committed[-1:]), GREEDY, ["exercise 3", "cache lacks: ["]),
-        (with_function(4, verify_draft=lambda *args: (0, -1)), SAMPLED, ["exercise 4", "-1"]),
-        (with_function(6, next_draft_length=lambda *args: 7), GREEDY, ["exercise 6", "7", "from 0 to 6"]),
+        (written(2, count_accepted=lambda drafted, own: 99), GREEDY, ["exercise 2", "99", "from 0 to 4"]),
+        (written(2, next_token=lambda own, n: None), GREEDY, ["exercise 2", "None"]),
+        (written(2, next_token=lambda own, n: own[99]), GREEDY, ["raised IndexError: list index"]),
+        (written(3, catch_up=lambda committed, n: None), GREEDY, ["exercise 3", "returned None"]),
+        (written(3, tokens_to_keep=lambda cached, n: cached + 1), GREEDY, ["exercise 3", "not a whole number"]),
+        (written(3, catch_up=lambda committed, n: committed[-1:]), GREEDY, ["exercise 3", "cache lacks: ["]),
+        (written(4, verify_draft=lambda *args: (0, -1)), SAMPLED, ["exercise 4", "-1"]),
+        (written(6, next_draft_length=lambda *args: 7), GREEDY, ["exercise 6", "7", "from 0 to 6"]),
         (drafting(torch.zeros(1, 9, dtype=torch.long)), GREEDY, ["exercise 7", "propose returned"]),
         (drafting(torch.full((1, 1), VOCAB)), GREEDY, ["exercise 7", "propose returned"]),
-        (drafting(ZEROS, torch.ones(1, 3, VOCAB)), SAMPLED, ["as its probs, not None or floats"]),
-        (with_function(8, decode=lambda *args: iter([1 // 0])), GREEDY, ["exercise 8", "ZeroDivisionError"]),
+        (
+            drafting(torch.zeros(1, 2, dtype=torch.long), torch.ones(1, 3, VOCAB)),
+            SAMPLED,
+            ["as its probs, not None or"],
+        ),
+        (written(8, decode=lambda *args: iter([1 // 0])), GREEDY, ["exercise 8", "ZeroDivisionError"]),
     ],
 )
-def test_an_impossible_answer_is_one_line(pair, learner, sampling, named):
+def test_an_impossible_answer_is_one_line(pair, modules, sampling, named):
     """Which exercise, which function, what it said, and to which arguments: its checks have passed."""
     with pytest.raises(Problem) as caught:
-        rounds(pair, learner, sampling, k=4, longest=6, ngram="7 (" in learner.about)
+        rounds(pair, taking_part(modules), sampling, k=4, longest=6, ngram=7 in modules)
     assert caught.value.exit_code == 1
     for word in [*named, "on real data; its arguments were "]:
         assert word in str(caught.value)
@@ -251,8 +245,6 @@ def test_an_error_inside_a_library_has_the_learners_line():
 
 # --- what never ends --------------------------------------------------------------------------------------------------
 
-endless = pytest.mark.skipif(not has_alarm(), reason="this system has no alarm to stop a loop")
-
 
 def forever(*_):
     while True:
@@ -270,32 +262,23 @@ class Endless:
     __index__ = forever
 
 
-@endless
-@pytest.mark.parametrize(
-    ("name", "decoded"),
-    [
-        ("decode", lambda pair: rounds(pair, with_function(8, decode=forever_after_a_round), GREEDY)),
-        ("Endless", lambda _: ask(2, Endless, check=whole(0, 9))),
-    ],
-    ids=["a loop", "an answer"],
-)
-def test_what_never_ends_is_stopped(pair, monkeypatch, name, decoded):
-    """The alarm and its handler are as before."""
-    monkeypatch.setattr(guard, "SECONDS", 0.05 if name == "decode" else 0.1)
+ENDLESS = {  # what is named, and what never ends
+    "decode": lambda pair: rounds(pair, taking_part(written(8, decode=forever_after_a_round))),
+    "Endless": lambda _: ask(2, Endless, check=whole(0, 9)),
+    "forever": lambda _: functions.rate(SimpleNamespace(time_decoding=forever), lambda: iter(range(6)), lambda: None),
+}
+
+
+@pytest.mark.skipif(not has_alarm(), reason="this system has no alarm to stop a loop")
+@pytest.mark.parametrize("name", ENDLESS)
+def test_what_never_ends_is_stopped(pair, monkeypatch, name):
+    """The alarm and its handler are as before. A pass of the lab within the call has ten times as long."""
+    monkeypatch.setattr(guard, "SECONDS", {"decode": 0.05, "Endless": 0.1, "forever": 0.01}[name])
     before = signal.getsignal(signal.SIGALRM)
     with pytest.raises(Problem, match=rf"{name} is still running after 0\.[15] s: a loop .* -- on real data"):
-        decoded(pair)
+        ENDLESS[name](pair)
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     assert signal.getsignal(signal.SIGALRM) is before
-
-
-@endless
-def test_the_stopwatch_may_run_for_long(monkeypatch):
-    """Exercise 0 times a whole decoding in one call, but not for ever."""
-    monkeypatch.setattr(guard, "SECONDS", 0.01)
-    own = SimpleNamespace(time_decoding=forever)
-    with pytest.raises(Problem, match=r"still running after 0\.1 s"):
-        functions.rate(own, lambda: iter(range(6)), lambda: None)
 
 
 # --- which exercises --------------------------------------------------------------------------------------------------
@@ -315,18 +298,14 @@ def checked(monkeypatch):
     return outcomes
 
 
-def test_what_is_finished_is_used_and_the_rest_is_named(checked):
+def test_what_is_finished_is_used_and_the_rest_is_named(checked, capsys):
     checked |= {2: ["passed"], 6: ["passed", "todo"]}
-    chosen = run.load("solutions", [], {2, 3, 6, 8})
-    assert chosen == ({2: solution(2)}, {3: "todo", 6: "1 of 2"})
-    (line,) = learner_functions(speculative_decode, "solutions", *chosen).head()
-    assert "from solutions/: 2 (" in line
-    assert "the lab's own: 3 (" in line
-    assert ": 1 of 2)" in line
+    assert run.load("solutions", [], {2, 3, 6, 8}) == solved(2)
+    err = capsys.readouterr().err
+    assert "the lab's own: 3 (" in err
+    assert ": 1 of 2)" in err
     checked[1] = ["passed"]
-    (module,) = run.load("solutions", [1], {1}).modules.values()
-    learner = learner_functions(speculative_decode, "solutions", {1: module})
-    assert learner.shapes(2, 4, 8, 2, 1000)["scores"] == (2, 4, 6)
+    assert taking_part(run.load("solutions", [1], {1})).shapes(2, 4, 8, 2, 1000)["scores"] == (2, 4, 6)
 
 
 @pytest.mark.parametrize("numbers", [[], [3], [2, 3]])
@@ -350,14 +329,17 @@ def test_failing_checks_end_it_as_check_py_says_them(checked, capsys):
 def test_every_script_asks_for_what_it_can_use(monkeypatch):
     calls = []
 
-    def load(package, numbers, usable):
-        calls.append((package, numbers, usable))
+    def load(*given):
+        calls.append(given)
         raise Problem("enough")
 
     monkeypatch.setattr(run, "load", load)
-    assert check.main(["--run", "compare.py", "--temperature", "0.8", "--draft", "ngram,model"]) == 1
-    assert check.main(["--impl", "solutions", "4", "--run", "optimized_speculative.py", "--temperature", "0.7"]) == 1
-    assert check.main(["0", "--run", "some/where/baseline_autoregressive.py", "--stream"]) == 1
+    for words in (
+        ["--run", "compare.py", "--temperature", "0.8", "--draft", "ngram,model"],
+        ["--impl", "solutions", "4", "--run", "optimized_speculative.py", "--temperature", "0.7"],
+        ["0", "--run", "some/where/baseline_autoregressive.py", "--stream"],
+    ):
+        assert check.main(words) == 1
     assert calls == [
         ("exercises", [], {2, 3, 4, 5, 6, 7, 10}),
         ("solutions", [4], {2, 3, 4, 6, 7, 8, 9, 10}),
@@ -367,13 +349,34 @@ def test_every_script_asks_for_what_it_can_use(monkeypatch):
 
 def test_two_accept_rules_do_not_go_together(monkeypatch, capsys):
     """Another exercise has no opinion of the rule, and so no complaint either."""
-    monkeypatch.setattr(run, "load", lambda *_: run.Chosen({10: solution(10)}, {}))
+    monkeypatch.setattr(run, "load", lambda *_: solved(10))
     words = ["--temperature", "0.8", "--rule", "block"]
     assert check.main(["10", "--run", "compare.py", *words]) == 2
     assert "--rule block and exercise 10 decide the same" in capsys.readouterr().err
-    monkeypatch.setattr(run, "load", lambda *_: run.Chosen({3: solution(3)}, {}))
-    monkeypatch.setattr(compare, "main", lambda words, functions: 7)
+    monkeypatch.setattr(run, "load", lambda *_: solved(3))
+    seen = []
+    monkeypatch.setattr(compare, "main", lambda words, functions: seen.append(words) or 7)
     assert check.main(["3", "--run", "compare.py", *words]) == 7
+    assert seen == [["--alone", "--draft", "model,ngram", *words]], "no second size; what is typed stays"
+
+
+def test_a_command_of_an_extension_gets_the_functions_that_it_uses(monkeypatch):
+    """It says which words it was given, and which parts of a loop it can show."""
+
+    def parse(words):
+        choice = registry.read("ngram")
+        return argparse.Namespace(draft="ngram", choice=choice, temperature=0.0, draft_length=2, uses=words)
+
+    got, usable = [], []
+    command = SimpleNamespace(parse=parse, main=lambda words, functions: got.append((words, functions)) or 5)
+    monkeypatch.setattr(extensions, "commands", lambda: {"looking": "looks"})
+    monkeypatch.setitem(sys.modules, "speclab.extensions.looking.__main__", command)
+    monkeypatch.setattr(run, "load", lambda *given: usable.append(given[-1]) or solved(1))
+    assert check.main(["1", "--run", "looking", "shapes"]) == 5
+    assert check.main(["1", "--run", "looking", "accept", "keeps", "adapt"]) == 5
+    assert usable == [{1}, {2, 3, 4, 6, 7, 9}]
+    assert [words for words, _ in got] == [["shapes"], ["accept", "keeps", "adapt"]]
+    assert all(functions.shapes is not None for _, functions in got)
 
 
 # --- the scripts ------------------------------------------------------------------------------------------------------
@@ -384,16 +387,12 @@ def script(pair_folder, capsys, monkeypatch):
     """A script on the tiny pair, with these modules in place of what run.load would choose."""
 
     def call(name: str, modules: Modules, *words: str, package: str = "exercises"):
-        monkeypatch.setattr(run, "load", lambda *_: run.Chosen(modules, {}))
+        monkeypatch.setattr(run, "load", lambda *_: modules)
         machine = ["--target", str(pair_folder / "target"), "--threads", "1", "--engine", "eager"]
         code = check.main(["--impl", package, "--run", name, *machine, *words])
         return (code, *capsys.readouterr())
 
     return call
-
-
-def solved(*numbers: int) -> Modules:
-    return {number: solution(number) for number in numbers}
 
 
 def test_optimized_speculative_holds_the_text_against_the_baselines(script, pair_folder):
@@ -418,26 +417,6 @@ def test_optimized_speculative_holds_the_text_against_the_baselines(script, pair
     assert err.splitlines()[-1].startswith("error: exercise 2: ")
 
 
-def test_a_command_of_an_extension_gets_the_functions_that_it_uses(monkeypatch):
-    """It says which words it was given, and which parts of a loop it can show."""
-
-    def parse(words):
-        choice = registry.read("ngram")
-        return argparse.Namespace(draft="ngram", choice=choice, temperature=0.0, draft_length=2, uses=words)
-
-    got = []
-    command = SimpleNamespace(parse=parse, main=lambda words, functions: got.append((words, functions)) or 5)
-    monkeypatch.setattr(extensions, "commands", lambda: {"looking": "looks"})
-    monkeypatch.setitem(sys.modules, "speclab.extensions.looking.__main__", command)
-    usable = []
-    monkeypatch.setattr(run, "load", lambda *given: usable.append(given[-1]) or run.Chosen({1: solution(1)}, {}))
-    assert check.main(["1", "--run", "looking", "shapes"]) == 5
-    assert check.main(["1", "--run", "looking", "accept", "keeps", "adapt"]) == 5
-    assert usable == [{1}, {2, 3, 4, 6, 7, 9}]
-    assert [words for words, _ in got] == [["shapes"], ["accept", "keeps", "adapt"]]
-    assert all(functions.shapes is not None for _, functions in got)
-
-
 def test_the_baseline_is_rated_by_exercise_zero(script):
     name, words = "baseline_autoregressive.py", ["--prompt", "def f(x):", "--prompt", "x", "--max-new-tokens", "12"]
     code, out, _ = script(name, solved(0), *words)
@@ -447,13 +426,6 @@ def test_the_baseline_is_rated_by_exercise_zero(script):
     code, _, err = script(name, written(0, tokens_per_second=lambda *_: "fast"), *words)
     assert code == 1
     assert "returned" in err
-
-
-def test_a_draft_that_runs_a_part_of_the_target_has_no_whole_loop():
-    drafter = SimpleNamespace(parts=[SimpleNamespace(pass_share=0.5)])
-    with pytest.raises(UsageProblem, match="exercise 8 verifies with whole passes"):
-        solutions(8).adapt(drafter, None)
-    assert solutions(3).adapt(drafter, None) is drafter
 
 
 @pytest.fixture
@@ -472,45 +444,51 @@ def comparison(script, pair_folder, tmp_path, monkeypatch):
     return call
 
 
-def test_a_comparison_says_whose_rows_these_are(comparison, tmp_path):
-    modules, words = solved(2, 3, 4, 7), ["-k", "2,3", "--temperature", "0,0.8"]
-    code, out, _, record = comparison(modules, *words, package="solutions")
+def cells_of(table: str) -> list[list[str]]:
+    """The cells of a table's rows, by its columns."""
+    return [line.split() for line in table.splitlines() if re.search(r"\d", line)]
+
+
+def test_predictions_and_lengths_stand_at_the_end_of_a_comparison(comparison, tmp_path):
+    """A row of each fixed length for exercise 5, a row of each draft for exercise 6; and whose rows these are."""
+    five, predictions = solution(5), []
+
+    def predicted_speedup(*given):
+        predictions.append((*given, five.predicted_speedup(*given)))
+        return predictions[-1][-1]
+
+    modules = solved(2, 3, 4, 7) | written(5, predicted_speedup=predicted_speedup)
+    modules |= written(6, best_draft_length=lambda alpha, c, v, o, longest: 2)
+    code, out, _, record = comparison(modules, "-k", "2,4", "--temperature", "0,0.8", package="solutions")
     assert code == 0
     about = learner_functions(speculative_decode, "solutions", modules).about
     assert record.settings["functions"] == about
     assert f"impl    {about}" in out
     assert f"took part in the speculative rows: {about}" in " ".join(out.split())
     assert "7 (the n-gram drafter)" in (tmp_path / "results" / "local.md").read_text()
-
-
-def cells_of(table: str) -> list[list[str]]:
-    """The cells of a table's rows, by its columns."""
-    return [line.split() for line in table.splitlines() if re.search(r"\d", line)]
-
-
-def test_predictions_and_lengths_stand_at_the_end_of_a_comparison(comparison, monkeypatch):
-    """A row of each fixed length for exercise 5, a row of each draft for exercise 6."""
-    said, right = [], run.predicted
-    monkeypatch.setattr(run, "predicted", lambda *given: said.append(right(*given)) or said[-1])
-    modules = solved(5) | written(6, best_draft_length=lambda alpha, c, v, o, longest: 2)
-    code, out, _, record = comparison(modules, "-k", "2,4", "--temperature", "0,0.8")
-    assert code == 0
     rows = [row for row in record.rows if row.draft and row.prompt_kind == "all"]
-    for row, (alpha, speedup) in zip(rows, said, strict=True):
-        assert alpha == pytest.approx(row.acceptance_rate)  # the solution counts as the lab does
-        if speedup is not None:
-            tau = sum(alpha**i for i in range(row.draft_length + 1))
-            steps = row.draft_length * row.draft_cost + row.verify_cost + row.overhead
-            assert speedup == pytest.approx(tau / steps, rel=1e-5)
-    assert any(speedup is not None for _, speedup in said)
     _, table, lengths = re.split("What you predicted|The draft lengths that you would take", out)
-    assert len(cells_of(table)) == len(rows)
+    cells = cells_of(table)
+    assert len(cells) == len(rows)
+    for row, (*_, alpha, yours, measured, _, _) in zip(rows, cells, strict=True):
+        assert alpha == ("-" if row.acceptance_rate is None else f"{row.acceptance_rate:.2f}"), (
+            "counted as the lab does"
+        )
+        assert measured == f"{row.speedup:.2f}x"
+        assert (yours == "-") == (row.acceptance_rate is None or row.draft_cost is None)
+    priced = [row for row in rows if row.acceptance_rate is not None and row.draft_cost is not None]
+    for row, (alpha, k, c, v, o, speedup) in zip(priced, predictions, strict=True):
+        assert (alpha, k, c, v, o) == pytest.approx(
+            (row.acceptance_rate, row.draft_length, row.draft_cost, row.verify_cost, row.overhead)
+        )
+        assert speedup == pytest.approx(sum(alpha**i for i in range(k + 1)) / (k * c + v + o), rel=1e-5)
+    assert predictions
     best = {}
     for row in rows:
         if row.acceptance_rate is not None:
             key = (row.method, f"{row.temperature:g}")
             best[key] = max(best.get(key, row), row, key=lambda row: row.speedup)
-    shown = {(cells[0], cells[1]): cells[3:] for cells in cells_of(lengths)}
+    shown = {(one[0], one[1]): one[3:] for one in cells_of(lengths)}
     assert shown.keys() == best.keys()
     for key, (yours, measured, k, its) in shown.items():
         assert (yours, k, its) == ("2", str(best[key].draft_length), f"{best[key].speedup:.2f}x")
@@ -555,17 +533,3 @@ def test_a_prediction_that_cannot_be_leaves_the_record(comparison, number, name,
     assert f"exercise {number}" in err
     assert said in err
     assert record.rows
-
-
-def test_a_comparison_takes_the_drafts_that_exercises_are_about(monkeypatch):
-    """And no second size; what is typed stays."""
-    seen = []
-    monkeypatch.setattr(run, "load", lambda *_: run.Chosen(solved(3), {}))
-    monkeypatch.setattr(compare, "main", lambda words, functions: seen.append(words) or 0)
-    for words in ([], ["--draft", "feature"], ["--alone"]):
-        assert check.main(["--run", "compare.py", *words]) == 0
-    assert seen == [
-        ["--alone", "--draft", "model,ngram"],
-        ["--draft", "feature", "--alone"],
-        ["--alone", "--alone", "--draft", "model,ngram"],
-    ]

@@ -10,14 +10,7 @@ import itertools
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    DynamicCache,
-    Lfm2Config,
-    Lfm2ForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    PreTrainedModel,
-)
+from transformers import DynamicCache, Lfm2Config, Lfm2ForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from benchmarks.peers.library import PeerDecoding
@@ -145,7 +138,8 @@ def test_texts_are_those_of_decoding_token_by_token(family, k, length):
         assert {"all": n_accepted == n_drafted, "some": 0 < n_accepted < n_drafted, "none": n_accepted == 0}[accepted]
         one_by_one = family in ONE_BY_ONE
         assert target.n_replays == (0 if one_by_one else n_rejected)
-        assert target.n_passes == len(rounds) + (n_drafted if one_by_one else n_rejected)
+        passes = target.n_passes + target.n_replays + target.backend.n_single
+        assert passes == len(rounds) + (n_drafted if one_by_one else n_rejected)
         assert drafter.models[0].n_replays == 0, "a draft keeps its states before every token"
 
 
@@ -246,21 +240,6 @@ def test_what_cannot_be_restored_is_refused(family, reason):
         checks.check_model(tiny_families.tiny(family))
 
 
-def test_what_needs_something_of_each_token_refuses_recurrent_models():
-    """The pages and buffers of engines, branches, and drafts that read the states of the target's tokens."""
-    model = tiny("lfm2")
-    assert family.family_of(model) is CachedModel(model).family is RECURRENT
-    with pytest.raises(EnvironmentProblem, match=r"lfm2 cannot be that: it has recurrent layers.*; choose another"):
-        checks.check_rows(model, "cannot be that")
-    fast, why = engine_choice.build(model)
-    assert fast is None
-    assert "recurrent layers" in why
-    with pytest.raises(UsageProblem, match="that does not know models with recurrent layers, and lfm2 is one; leave"):
-        family.check_family(model, "that", "leave it out")
-    family.check_family(model, "that", "leave it out", crops=False)
-    family.check_family(tiny("gemma3_text"), "that", "leave it out")
-
-
 def test_without_the_extension_such_a_model_is_refused_at_load(monkeypatch):
     monkeypatch.setattr(extensions, "FAMILIES", [])
     with pytest.raises(EnvironmentProblem, match="lfm2 keeps a state that cannot be rolled back"):
@@ -277,11 +256,6 @@ def test_a_state_that_is_not_restored_is_refused_at_load(monkeypatch):
         checks.check_model(model)
 
 
-def test_no_head_is_trained_for_it():
-    with pytest.raises(UsageProblem, match=r"training\.heads does not know models with recurrent layers, and lfm2"):
-        heads.check_target(tiny("lfm2"))
-
-
 # "mamba" and "jamba" are read token by token, the others restored and replayed.
 @pytest.mark.parametrize(
     "name", ["lfm2", *(pytest.param(n, marks=pytest.mark.full) for n in ("mamba", "jamba", "qwen3_next"))]
@@ -295,20 +269,55 @@ def test_the_sweep_of_families_decodes_it_eagerly_and_in_no_other_way(name):
     assert row.no_trees
 
 
+def made() -> Setup:
+    model = tiny("lfm2")
+    return Setup(CachedModel(model), None, "tiny", Sampling(), model.device, model.dtype)
+
+
 def test_the_head_of_a_run_says_what_is_different():
-    model, reasons = tiny("lfm2"), dict.fromkeys(("device", "dtype", "threads", "engine"), "asked for")
-    setup = Setup(CachedModel(model), None, "tiny", Sampling(), model.device, model.dtype, reasons)
-    said = setup.describe()
-    assert "\nstates  recurrent layers: after a rejected draft" in said
+    assert "\nstates  recurrent layers: after a rejected draft" in made().describe()
 
 
-def test_the_librarys_own_speculation_refuses_recurrent_models():
-    """It would crop their cache, or refuse with an error of its own in the middle of a run."""
-    ids, model = prompt_of(4), tiny("lfm2")
-    PeerDecoding(Arm("generate"), model, ids, 4, None)
-    for arm, draft in ((Arm("lookup", "ngram", 4), None), (Arm("assisted", "model", 4), model)):
-        with pytest.raises(EnvironmentProblem, match=r"no model whose states cannot be cropped; use compare\.py"):
-            PeerDecoding(arm, model, ids, 4, draft)
+def peer(arm: Arm, draft: PreTrainedModel | None = None) -> PeerDecoding:
+    return PeerDecoding(arm, tiny("lfm2"), prompt_of(4), 4, draft)
+
+
+UNKNOWN = "does not know models with recurrent layers, and lfm2 is one"
+NO_CROP = "no model whose states cannot be cropped; use compare"
+# The library's own speculation would crop their cache, or refuse with an error of its own in the middle of a run.
+REFUSED = {
+    "lookup": (lambda: peer(Arm("lookup", "ngram", 4)), NO_CROP),
+    "assisted": (lambda: peer(Arm("assisted", "model", 4), tiny("lfm2")), NO_CROP),
+    "training": (lambda: heads.check_target(tiny("lfm2")), UNKNOWN),
+    "feature": (lambda: registry.read("feature").make(made()), UNKNOWN),
+    "block": (lambda: registry.read("block").make(made()), UNKNOWN),
+    "hybrid": (lambda: registry.read("hybrid:ngram+feature").make(made()), UNKNOWN),
+    "rows": (
+        lambda: checks.check_rows(tiny("lfm2"), "is no row", "choose another"),
+        "lfm2 is no row: it has recurrent layers",
+    ),
+    "a family": (lambda: family.check_family(tiny("lfm2"), "that", "leave it out"), UNKNOWN),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_needs_something_of_each_token_refuses_recurrent_models(name):
+    """The pages and buffers of engines, branches, drafts that read the states of the target's tokens, heads that learn
+    from them, and other decoders."""
+    call, said = REFUSED[name]
+    with pytest.raises((EnvironmentProblem, UsageProblem), match=said):
+        call()
+
+
+def test_what_needs_less_takes_them():
+    peer(Arm("generate"))
+    model = tiny("lfm2")
+    assert family.family_of(model) is CachedModel(model).family is RECURRENT
+    family.check_family(model, "that", "leave it out", crops=False)
+    family.check_family(tiny("gemma3_text"), "that", "leave it out")
+    fast, why = engine_choice.build(model)
+    assert fast is None
+    assert "recurrent layers" in why
 
 
 def test_a_lookup_drafts_for_a_recurrent_target():
@@ -320,11 +329,3 @@ def test_a_lookup_drafts_for_a_recurrent_target():
         assert tokens_of(made) == text_of("lfm2", length)
         rounds += made
     assert {r.n_drafted > 0 for r in itertools.islice(rounds, 1, None)} == {True, False}
-
-
-@pytest.mark.parametrize("kind", ["feature", "block", "hybrid:ngram+feature"])
-def test_drafts_that_read_the_targets_states_refuse_it(kind):
-    model = tiny("lfm2")
-    setup = Setup(CachedModel(model), None, "tiny", Sampling(), model.device, model.dtype)
-    with pytest.raises(UsageProblem, match="does not know models with recurrent layers, and lfm2 is one; use "):
-        registry.read(kind).make(setup)

@@ -15,7 +15,9 @@ typical: Rule = functools.partial(accept_typical, epsilon=float(EPSILON))
 
 
 def block_pieces(job: Job, tokens: Prefix) -> tuple[list[list[Fraction]], list[Row]]:
-    """Of block verification, from the paper's definitions."""
+    """Of block verification, from the paper's definitions. It leaves bare one-hot drafts to the token rule."""
+    if not job.tables.stored:
+        return token_pieces(job, tokens)
     tests, residuals, so_far = [], [], Fraction(1)
     for i in range(len(tokens) + 1):
         prefix = job.start + tokens[:i]
@@ -45,15 +47,14 @@ def follow_pieces(job: Job, tokens: Prefix) -> tuple[list[list[Fraction]], list[
     return [cdf_corners(job.tables.target[job.start + tokens[:i]]) for i in range(len(tokens))], []
 
 
-LENIENT_PIECES: Pieces = functools.partial(token_pieces, scale=LENIENCE)
-
-
-def pieces_of(rule: Rule, job: Job) -> Pieces:
-    if rule is accept_block:  # it leaves bare one-hot drafts to the token rule
-        return block_pieces if job.tables.stored else token_pieces
-    return {lenient: LENIENT_PIECES, typical: typical_pieces, accept_follow: follow_pieces}.get(rule, token_pieces)
+PIECES: dict[Rule, Pieces] = {
+    accept_block: block_pieces,
+    lenient: functools.partial(token_pieces, scale=LENIENCE),
+    typical: typical_pieces,
+    accept_follow: follow_pieces,
+}
 
 
 def played(jobs: list[Job], rule: Rule, **how) -> list[Outcome]:
     """`play` with a rule and its pieces."""
-    return play(jobs, rule=rule, pieces=pieces_of(rule, jobs[0]), **how)
+    return play(jobs, rule=rule, pieces=PIECES.get(rule, token_pieces), **how)

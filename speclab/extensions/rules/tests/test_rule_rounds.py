@@ -1,5 +1,6 @@
 """A whole round of the loop with each rule, at T = 0.7 with both filters, as in tests/test_filtered_laws.py."""
 
+import functools
 import itertools
 import math
 from collections import Counter
@@ -9,8 +10,8 @@ import torch
 
 from speclab.core.rules import rule_of
 from speclab.core.sampling import Sampling
-from speclab.extensions.rules.tests.pieces import block_pieces, follow_pieces
-from tests.test_exact import Job, token_pieces
+from speclab.extensions.rules.tests.pieces import block_pieces, follow_pieces, typical_pieces
+from tests.test_exact import token_pieces
 from tests.test_filtered_laws import (
     CASES,
     ENDS,
@@ -26,35 +27,17 @@ from tests.test_filtered_laws import (
     target_row,
 )
 
-
-def block_tests(job: Job, tokens: Text, certain: bool) -> tuple[list[list[float]], list[list[float]]]:
-    """Drafts that are certain are left to the token rule."""
-    return (token_pieces if certain else block_pieces)(job, tokens)
-
-
-def lenient_tests(job: Job, tokens: Text, certain: bool) -> tuple[list[list[float]], list[list[float]]]:
-    return token_pieces(job, tokens, 0.75)
-
-
-def typical_tests(job: Job, tokens: Text, certain: bool) -> tuple[list[list[float]], list[list[float]]]:
-    return [[]] * len(tokens), []
-
-
-def follow_tests(job: Job, tokens: Text, certain: bool) -> tuple[list[list[float]], list[list[float]]]:
-    return follow_pieces(job, tokens)
-
-
-TESTS = {"lenient:0.75": lenient_tests, "typical:0.6": typical_tests}
+LOSSY = {"lenient:0.75": functools.partial(token_pieces, scale=0.75), "typical:0.6": typical_pieces}
 
 
 @pytest.mark.parametrize("name", ["model", "feature", "ngram", "model auto"])
 def test_a_round_of_block_verification_leaves_the_targets_law(name, monkeypatch):
-    assert_lossless(CASES[name], "block", monkeypatch, block_tests)
+    assert_lossless(CASES[name], "block", monkeypatch, block_pieces)
 
 
 @pytest.mark.parametrize("name", ["model", "ngram"])
 def test_a_round_that_follows_the_target_leaves_its_law(name, monkeypatch):
-    assert_lossless(CASES[name], "follow", monkeypatch, follow_tests)
+    assert_lossless(CASES[name], "follow", monkeypatch, follow_pieces)
 
 
 def stated(rule: str, p: list[float], q: list[float]) -> list[float]:
@@ -75,12 +58,12 @@ def threshold(p: list[float], epsilon: float) -> float:
     return min(epsilon, math.sqrt(epsilon) * math.exp(sum(one * math.log(one) for one in p if one)))
 
 
-@pytest.mark.parametrize("rule", ["lenient:0.75", "typical:0.6"])
+@pytest.mark.parametrize("rule", LOSSY)
 def test_a_lossy_rule_has_its_stated_law(rule, monkeypatch):
     """Token by token, given the tokens before; behind the last drafted one comes the target's own law."""
     tally, off, other = Counter[str](), 0.0, 0
     for first, end in itertools.product((0.2, 0.5), ENDS):
-        found = enumerated(monkeypatch, CASES["model"], rule, first, end, TESTS[rule])
+        found = enumerated(monkeypatch, CASES["model"], rule, first, end, LOSSY[rule])
         tally += found.tally
         for n in range(CASES["model"].k + 1):
             for prefix in {block[:n] for block in found.law if len(block) > n}:

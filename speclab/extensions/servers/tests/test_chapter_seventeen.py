@@ -39,26 +39,21 @@ def random_rounds(dice: random.Random, k: int) -> Rounds:
     return [(n, dice.randint(0, n)) for n in drafted]
 
 
-@pytest.mark.parametrize("page", [*RECORD.speculative.pages, *RECORD.plain.pages])
-def test_a_recorded_page(page):
-    look, found = counters.read(page), right.read_counters(page)
-    counts = look.total.speculation
-    assert found["vllm:generation_tokens_total"] == look.total.n_generated
-    assert speculation(found) == ({} if counts is None else as_series(counts))
-
-
-def test_every_recorded_difference():
-    """Prompt by prompt: counts, ratios, and the verdict on them."""
+def test_recorded_pages_and_their_differences():
+    """Page by page, and prompt by prompt: counts, ratios, and the rounds that the lab has made."""
+    for page in [*RECORD.speculative.pages, *RECORD.plain.pages]:
+        look, found = counters.read(page), right.read_counters(page)
+        counts = look.total.speculation
+        assert found["vllm:generation_tokens_total"] == look.total.n_generated
+        assert speculation(found) == ({} if counts is None else as_series(counts))
     looks = [counters.read(page) for page in RECORD.speculative.pages]
     found = transcript.prompt_by_prompt(right, RECORD)
     for asked, before, after, own in zip(RECORD.prompts, looks, looks[1:], found, strict=False):
         counts = counters.between(before, after).speculation
         assert speculation(own) == as_series(counts)
-        assert right.acceptance(own, RECORD.k) == (
-            counts.acceptance_rate,
-            counts.drafted_fraction,
-            pytest.approx(1 + sum(counts.marginal)),
-        )
+        alpha, fraction, tau = right.acceptance(own, RECORD.k)
+        assert (alpha, fraction) == (counts.acceptance_rate, counts.drafted_fraction)
+        assert tau == pytest.approx(1 + sum(counts.marginal))
         assert of_rounds(asked.own_rounds, RECORD.k) == counts
 
 
@@ -104,18 +99,15 @@ def test_verdicts_on_random_rounds():
     assert min(seen.values()) > 30
 
 
-def test_the_time_per_token_of_a_stream():
+def test_the_time_per_token_of_a_stream_and_of_a_prediction():
     for chunks in [*RECORD.plain.streams, *RECORD.speculative.streams, [(0.5, 3), (1.25, 2)], [(0.5, 3)]]:
         n_tokens, (first, n_first), last = sum(n for _, n in chunks), chunks[0], chunks[-1][0]
         answer = Answer("", n_tokens, n_first, first, last - first, last, [])
         assert right.from_stream(chunks) == (answer.first_seconds, pytest.approx(answer.seconds_per_token))
-
-
-def test_the_prediction_is_the_labs_accounting():
     k, (draft, verify, overhead) = RECORD.k, RECORD.costs.values()
     tau = formulas.expected_tokens_per_round(0.7, k)
     predicted = right.predict(0.25, k, draft, verify, overhead, tau)
-    assert predicted == pytest.approx(0.25 / formulas.model_speedup(0.7, k, draft, verify, overhead))
+    assert predicted == pytest.approx(0.25 / formulas.model_speedup(0.7, k, draft, verify, overhead)), "the accounting"
 
 
 # --- the wrong answers ------------------------------------------------------------------------------------------------
@@ -150,43 +142,32 @@ def test_every_known_mistake_has_answers_of_its_own(hole):
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_prints_the_table(capsys):
-    assert transcript.main(["--impl", "solutions"]) == 0
-    assert capsys.readouterr().out.strip() == transcript.table(right, RECORD).strip()
-
-
 @pytest.mark.parametrize(
     ("error", "words"),
     [
         (Todo("ex17: read_counters"), "still to be written: ex17: read_counters"),
         (KeyError("position"), "KeyError: 'position'"),
+        (None, "is no transcript"),
     ],
 )
-def test_what_is_open_or_wrong_is_a_line(error, words, monkeypatch, capsys):
+def test_what_is_open_or_wrong_or_damaged_is_a_line(error, words, monkeypatch, capsys, tmp_path):
     def broken(page):
         raise error
 
-    monkeypatch.setattr(right, "read_counters", broken)
-    assert transcript.main(["--impl", "solutions"]) == 1
-    said = capsys.readouterr().err
-    assert words in said
-    assert "type: python check.py 17" in said
-    assert said.count("\n") == 1
+    if error:
+        monkeypatch.setattr(right, "read_counters", broken)
+    for content in [""] if error else ["", "{", "[]", '{"prompts": []}']:
+        if not error:
+            monkeypatch.setattr(transcript, "PATH", tmp_path / "serving_transcript.json")
+            (tmp_path / "serving_transcript.json").write_text(content)
+        assert transcript.main(["--impl", "solutions"]) == (1 if error else 3)
+        said = capsys.readouterr().err
+        assert words in said
+        assert ("type: python check.py 17" if error else "git checkout --") in said
+        assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", '{"prompts": []}'])
-def test_a_damaged_transcript_is_a_line(content, monkeypatch, capsys, tmp_path):
-    path = tmp_path / "serving_transcript.json"
-    if content is not None:
-        path.write_text(content)
-    monkeypatch.setattr(transcript, "PATH", path)
-    assert transcript.main(["--impl", "solutions"]) == 3
-    said = capsys.readouterr().err
-    assert "is no transcript" in said
-    assert "git checkout --" in said
-
-
-def test_one_observation_for_each_round():
+def test_one_observation_for_each_round(capsys):
     """The central point of the chapter: the histogram counts outputs of the engine, not tokens."""
     counts = transcript.counted(right, RECORD)
     n_outputs = counts[f"{transcript.LATENCY}_count"]
@@ -194,3 +175,5 @@ def test_one_observation_for_each_round():
     plain = [right.read_counters(page) for page in RECORD.plain.pages]
     n_tokens = sum(len(one.text) - 1 for one in RECORD.prompts)
     assert right.between(*plain)[f"{transcript.LATENCY}_count"] == n_tokens > n_outputs
+    assert transcript.main(["--impl", "solutions"]) == 0
+    assert capsys.readouterr().out.strip() == transcript.table(right, RECORD).strip()

@@ -1,5 +1,6 @@
 """The four answers: each is given for what it is about, and its numbers are those that were measured."""
 
+import doctest
 import re
 from dataclasses import replace
 
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from speclab.extensions.servers import counters, diagnose
 from speclab.extensions.servers.counters import EngineCounts, of_rounds
 from speclab.extensions.servers.diagnose import COST, LOAD, MORE, NOTHING, REJECTED, UNKNOWN, Measured
+from speclab.extensions.servers.vllm import vllm_requirements
+from speclab.theory.formulas import expected_tokens_per_round
 
 N = 10_000  # rounds
 
@@ -193,3 +196,34 @@ def test_what_texts_say_of_a_cause(shape, same_text, causes):
 def test_nothing_is_known_of_no_rounds():
     assert diagnose.shape_of(of_rounds([], 4)) is None
     assert diagnose.shape_of_two(of_rounds([], 4), of_rounds([], 4), diagnose.ENDS) is None
+
+
+# --- break-even and best length ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", [diagnose, vllm_requirements])
+def test_the_examples_in_the_docstrings_are_right(module):
+    found = doctest.testmod(module)
+    assert (found.attempted > 0, found.failed) == (True, 0)
+
+
+@given(st.integers(1, 12), st.floats(0.2, 20))
+def test_at_the_break_even_a_round_brings_what_it_costs(k, cost):
+    alpha = diagnose.break_even_acceptance(k, cost)
+    if cost > k + 1:
+        assert alpha is None
+    elif cost > 1:
+        assert expected_tokens_per_round(alpha, k) == pytest.approx(cost)
+    else:
+        assert alpha == 0
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.floats(1.001, 5.9))
+def test_the_best_length_is_the_best_of_all_and_no_draft_passes_the_ceiling(kept, cost):
+    marginal = [sum(n > place for n in kept) / len(kept) for place in range(5)]
+    best = diagnose.best_length(marginal, 5, cost)
+    speedups = {k: (1 + sum(marginal[:k])) / (1 + (cost - 1) * k / 5) for k in range(6)}
+    assert best.speedup == pytest.approx(max(speedups.values()))
+    assert best.speedup == pytest.approx(speedups[best.draft_length])
+    assert all(speedups[k] < best.speedup for k in range(best.draft_length))
+    assert speedups[5] <= 6 / cost * (1 + 1e-12)

@@ -11,33 +11,16 @@ import pytest
 
 from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings
+from speclab.drafts import registry
 from speclab.extensions.servers import client, referee, start, written_gguf
 from speclab.extensions.servers.client import Order
 from speclab.extensions.servers.counters import of_rounds
-from speclab.extensions.servers.tests.lab_server import LabServer
-from speclab.models import loading, prompts, sources
+from speclab.models import loading, prompts
 from speclab.models.setup import load_setup
 from speclab.system.errors import EnvironmentProblem
 
 LLAMA_SERVER = os.environ.get("SPECLAB_LLAMA_SERVER", "")  # the program, where it is there
 K, N_TOKENS, PORT = 4, 40, 18090
-
-
-@pytest.fixture(scope="module")
-def setup():
-    return load_setup(loading.LAB_TARGET, threads=1, engine="eager")
-
-
-@pytest.fixture(scope="module")
-def some(setup):
-    return prompts.first_of_each_kind(prompts.encode(prompts.standard(), setup.tokenizer), 1)
-
-
-@pytest.fixture(scope="module")
-def draft(setup):
-    from speclab.drafts import registry
-
-    return registry.make("model", setup, 0)
 
 
 def test_a_server_that_does_not_start_is_one_line_and_leaves_nothing():
@@ -91,7 +74,7 @@ def gone(number):
 @pytest.mark.parametrize("engine", ["llama", "vllm"])
 def test_both_commands_serve_one_target_and_one_of_them_drafts(engine, models, tmp_path, monkeypatch):
     monkeypatch.setattr(written_gguf, "write_model", lambda model, tokenizer, path: path)
-    monkeypatch.setattr(sources, "place_of", lambda name: name)
+    monkeypatch.setattr(loading, "place_of", lambda name: name)
     facts = {"draft_length": 3, "port": 8000, "slots": 5, "models": models}
     first, second = start.commands(argparse.Namespace(engine=engine, program=sys.executable, **facts), tmp_path)
     assert first[: len(second)] == second, "the draft is the one thing that differs"
@@ -108,7 +91,7 @@ def test_both_commands_serve_one_target_and_one_of_them_drafts(engine, models, t
 @pytest.mark.parametrize(("draft", "word"), [("draft", "draft_model"), ("feature", "eagle3"), ("ngram", "ngram")])
 def test_vllm_gets_the_word_for_each_kind_of_draft_and_the_name_that_was_typed(draft, word, monkeypatch):
     """A head says in its own file what it is. A converted file lies in a folder whose name says nothing."""
-    monkeypatch.setattr(sources, "place_of", lambda name: f"/cache/{'0f' * 20}")
+    monkeypatch.setattr(loading, "place_of", lambda name: f"/cache/{'0f' * 20}")
     place = draft if draft == "ngram" else str(loading.LAB_PAIR / draft)
     first, second = start._vllm("python", "some.gguf", place, K)
     said = json.loads(first[-1])
@@ -117,38 +100,19 @@ def test_vllm_gets_the_word_for_each_kind_of_draft_and_the_name_that_was_typed(d
     assert "some.gguf" in second
 
 
-def own_rounds(setup, draft, prompt):
-    """Decode to the end as the lab does, and as llama-server does: no draft is longer than what is left of the text."""
-    rounds = speculative_decode(setup.target.with_own_cache(), draft, prompt.ids, K, DecodeSettings(N_TOKENS))
-    own = referee.own_rounds(list(rounds), N_TOKENS)
-    return setup.tokenizer.decode(own.tokens), of_rounds(own.rounds, K)
-
-
-def counts_of(server, prompt):
-    found = server.ask(Order(prompt.text, N_TOKENS, chat=False))
-    return found.text, found.counts
-
-
-def test_the_labs_own_server_counts_the_labs_own_rounds(setup, some, draft):
-    """Past the end it drafts k tokens as vLLM does, so all rounds but the last are those of the lab's loop."""
-    with LabServer(setup, draft, K) as one, LabServer(setup, None, 0) as other:
-        server, plain = client.find(one.url), client.find(other.url)
-        for prompt in some:
-            (text, counts), (own_text, own) = counts_of(server, prompt), own_rounds(setup, draft, prompt)
-            assert text == counts_of(plain, prompt)[0] == own_text
-            assert counts.n_drafted == K * counts.n_drafts
-            assert own.n_drafts <= counts.n_drafts <= own.n_drafts + 1
-            assert own.n_accepted <= counts.n_accepted <= own.n_accepted + K
-
-
 @pytest.mark.skipif(not Path(LLAMA_SERVER).is_file(), reason="SPECLAB_LLAMA_SERVER names no llama-server")
-def test_llama_server_makes_the_rounds_of_the_labs_loop(setup, some, draft, tmp_path):
-    """Text, rounds, drafted and accepted tokens by position, prompt by prompt, in two engines that share no code."""
-    files = [tmp_path / f"{name}.gguf" for name in ("target", "draft")]
-    for file in files:
-        model = loading.load_model(str(loading.LAB_PAIR / file.stem), setup.device, setup.dtype)
-        written_gguf.write_model(model, setup.tokenizer, file)
-    with start.started(start._llama(LLAMA_SERVER, *map(str, files), K, 1), PORT) as (url, _):
+def test_llama_server_makes_the_rounds_of_the_labs_loop(tmp_path):
+    """Text, rounds, drafted and accepted tokens by position, prompt by prompt, in two engines that share no code. No
+    draft is longer than what is left of the text, in llama-server as in the lab."""
+    setup, files = load_setup(loading.LAB_TARGET, threads=1, engine="eager"), []
+    for name in ("target", "draft"):
+        model = loading.load_model(str(loading.LAB_PAIR / name), setup.device, setup.dtype)
+        files.append(str(written_gguf.write_model(model, setup.tokenizer, tmp_path / f"{name}.gguf")))
+    draft = registry.make("model", setup, 0)
+    with start.started(start._llama(LLAMA_SERVER, *files, K, 1), PORT) as (url, _):
         server = client.find(url)
-        for prompt in some:
-            assert counts_of(server, prompt) == own_rounds(setup, draft, prompt)
+        for prompt in prompts.first_of_each_kind(prompts.encode(prompts.standard(), setup.tokenizer), 1):
+            target, settings = setup.target.with_own_cache(), DecodeSettings(N_TOKENS)
+            own = referee.own_rounds(list(speculative_decode(target, draft, prompt.ids, K, settings)), N_TOKENS)
+            found = server.ask(Order(prompt.text, N_TOKENS, chat=False))
+            assert (found.text, found.counts) == (setup.tokenizer.decode(own.tokens), of_rounds(own.rounds, K))

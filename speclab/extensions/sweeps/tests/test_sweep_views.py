@@ -58,25 +58,6 @@ def acceptance(costs=COSTS):
     return sweep("acceptance", [point(a, "dial", alpha=a, half=0.04, method=f"dial:{a:g}", costs=costs) for a in dials])
 
 
-def output_length():
-    made = []
-    for n in (8, 16, 32, 64, 128, 256, 512):
-        half = 0.3 * (8 / n) ** 0.4 + 0.02
-        made += [point(n, name, n_tokens=n * 8, half=half, speedup=s) for name, s in (("model", 1.4), ("ngram", 1.7))]
-    return sweep("output-length", made)
-
-
-def context():
-    return sweep(
-        "context",
-        [
-            point(n, name, alpha=a, costs=(c, 1.3 + n / 9000, 0.05), speedup=s - n / 9000)
-            for n in (128, 256, 512, 1024, 1800)
-            for name, a, c, s in (("model", 0.7, 0.15, 1.4), ("ngram", 0.8, 0.002, 1.8))
-        ],
-    )
-
-
 ALPHAS = {"trained": 0.72, "noise 0.1": 0.7, "noise 0.2": 0.6, "noise 0.4": 0.3, "random": 0}
 
 
@@ -84,7 +65,7 @@ def mismatch():
     return sweep("mismatch", [point(n, "draft", alpha=a, method=n) for n, a in ALPHAS.items()])
 
 
-MADE = {"acceptance": acceptance, "output-length": output_length, "context": context, "mismatch": mismatch}
+MADE = {"acceptance": acceptance, "mismatch": mismatch}
 
 
 def lines(made):
@@ -118,17 +99,13 @@ def test_views_bear_missing_numbers(name, tmp_path):
     missing = ("speedup_low", "speedup_high", "draft_cost", "verify_cost", "overhead", "leviathan", "cost_model")
     missing = dict.fromkeys((*missing, "forecast"))
     made = replace(made, noise=[], points=[replace(p, **missing) for p in made.points])
-    for points in (made.points, made.points[:1], made.points[-1:], []):
-        part = replace(made, points=points, interrupted=True)
-        assert "None" not in sweeps.text(part, "p.png")
-        assert "nan" not in sweeps.text(part, "p.png")
-        if points != made.points[-1:]:
-            assert sweeps.picture(part, tmp_path, "p").exists()
-    assert "Stopped before the end" in lines(replace(made, interrupted=True))
-    assert "Stopped before the end" not in lines(made)
-    wrong = replace(made, correctness=[{"arm": "ngram k=4", "passed": False}], unchecked=["model k=4"])
+    for points in (made.points, made.points[:1], []):
+        part = replace(made, points=points)
+        assert not {"None", "nan"} & set(sweeps.text(part, "p.png").split())
+        assert sweeps.picture(part, tmp_path, "p").exists()
+    wrong = replace(made, correctness=[{"arm": "ngram k=4", "passed": False}], interrupted=True)
     assert "WRONG OUTPUT: ngram k=4" in lines(wrong)
-    assert "NOT CHECKED: model k=4" in lines(wrong)
+    assert "Stopped before the end" in lines(wrong)
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------------
@@ -144,10 +121,6 @@ def test_no_difference_where_the_interval_covers_one():
     alone = replace(timed(p, 1.2), speedup_low=None, speedup_high=None)
     (row,) = rows(sweep("context", [replace(alone, x=0.0)]))
     assert (row["speedup"], row["95 %"], row["verdict"]) == ("1.20x", "-", "unclear")
-    (row,) = rows(sweep("context", [timed(p, 1.2, 0.9, 1.4)]))
-    assert (row["speedup"], row["95 %"], row["verdict"]) == ("1.20x", "0.90 to 1.40", "unclear")
-    (row,) = rows(sweep("context", [timed(p, 0.8)]))
-    assert (row["speedup"], row["verdict"]) == ("0.80x", "slower")
 
 
 # --- acceptance -------------------------------------------------------------------------------------------------------

@@ -9,10 +9,9 @@ from speclab.extensions.tokenizers import register
 from speclab.extensions.tokenizers.retokenized import RetokenizedDrafter
 from speclab.models import loading
 from speclab.models.cached import CachedModel
-from speclab.models.setup import load_setup
+from speclab.models.setup import Setup, load_setup
 from speclab.system.errors import UsageProblem
 from tests.llamas import tiny_llama
-from tests.renumbered import save_renumbered
 
 
 class Words:
@@ -104,18 +103,8 @@ def test_the_context_of_the_draft_ends_the_proposals():
     assert drafter.lookup(9) == []
 
 
-# --- the lab's own draft, under other ids -----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def renumbered(tmp_path_factory) -> str:
-    """The lab's draft in a folder, with its tokenizer's ids in another order."""
-    return save_renumbered(tmp_path_factory.mktemp("renumbered"))
-
-
-def test_names(renumbered):
-    read(f"retokenize:{renumbered}")
-    assert read(f"retokenize:{renumbered}").name == f"retokenize:{loading.short_name(renumbered)}"
+def test_names():
+    assert read(f"retokenize:{loading.LAB_DRAFT}").name == "retokenize:models/lab-pair/draft"
     for kind in (
         "retokenize",
         "retokenize:",
@@ -132,7 +121,8 @@ def test_names(renumbered):
 def test_they_need_models_of_one_text(kind, monkeypatch):
     """The target must be decoder-only, and the family of the draft is asked, too."""
     assert not read(f"{kind}:some/model").any_family
-    asked = []
+    asked, cached = [], Setup.cached
     monkeypatch.setattr(register, "check_family", lambda model, what, advice: asked.append(what))
+    monkeypatch.setattr(Setup, "cached", lambda *given, **how: asked.append(how) or cached(*given, **how))
     make(f"{kind}:{loading.LAB_DRAFT}", load_setup(loading.LAB_TARGET, threads=1, engine="eager"))
-    assert asked == [f"--draft {kind}"]
+    assert asked == [f"--draft {kind}", {"graphs": False}], "its passes have any width"

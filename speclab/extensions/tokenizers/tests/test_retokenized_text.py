@@ -6,16 +6,14 @@ import pytest
 import torch
 
 from speclab.core.sampling import Sampling
-from speclab.drafts import registry
 from speclab.drafts.registry import check_prompts
 from speclab.extensions.tokenizers.retokenized import BEFORE, RetokenizedDrafter
 from speclab.extensions.tokenizers.shared_tokens import text_of
 from speclab.extensions.tokenizers.tests.test_retokenized import OF_TARGET, OTHERS, Words, drafter_for, target
 from speclab.lab.bench import Bench
 from speclab.lab.known_texts import accept_probs
-from speclab.models import engine_choice, loading, prompts
+from speclab.models import prompts
 from speclab.models.cached import CachedModel
-from speclab.models.setup import Setup
 from speclab.system.errors import UsageProblem
 from speclab.theory.forecast import forecast
 from tests.decoding import plain_text, speculative_rounds
@@ -139,28 +137,6 @@ def test_prompts_are_counted_in_the_drafts_tokens(capsys):
             continue
         check_prompts(target(), [drafter], [prompt], n_new)
         assert ("rounds draft fewer, or none" in capsys.readouterr().err) is said, (room, n_new)
-
-
-@pytest.mark.parametrize("engine", ["c", "graphs"])
-def test_it_is_loaded_as_every_draft(engine, monkeypatch, capsys):
-    """With room for the copy of the engine c; its passes never become CUDA graphs, and a line says so."""
-    model, tokenizer, asked = tiny("llama", vocab_size=len(byte_level()) + 8), byte_level(), []
-    monkeypatch.setattr(loading, "load_tokenizer", lambda name: tokenizer)
-    monkeypatch.setattr(loading, "load_model", lambda *given: asked.append(given) or model)
-    fast = SimpleNamespace(name=engine, graphed=engine == "graphs")
-    setup = Setup(CachedModel(model), tokenizer, "tiny", Sampling(), model.device, model.dtype)
-    setup.target.fast = fast
-    monkeypatch.setattr(engine_choice, "choose", lambda model, *wish: (fast, engine_choice.ASKED_FOR))
-    of_draft = setup.load_draft("other/name")
-    drafter = registry.read("retokenize:other/name").build(setup, 0)
-    other, own = drafter.draft, drafter.own
-    assert asked[0] == asked[1]
-    assert asked[0][-2:] == ("draft", 2 if engine == "c" else 1)
-    assert of_draft.fast is fast
-    assert other.fast is (fast if engine == "c" else None)
-    assert own is tokenizer
-    assert other.vocab_size == max(tokenizer.get_vocab().values()) + 1
-    assert ("this draft runs on the eager engine" in capsys.readouterr().err) is (engine == "graphs")
 
 
 # --- what the lab predicts --------------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from speclab.lab.instruments import LoopFunctions
 from speclab.models import loading
 from speclab.system.errors import Problem
 from speclab.system.paths import ROOT
-from tests.cli.bad_inputs import places
-from tests.cli.test_bad_inputs import files_of, is_one_line
+from tests.cli.bad_inputs import Row
+from tests.cli.test_bad_inputs import check_row, folder, is_one_line  # noqa: F401 - a fixture
 
 TEXTS = [("code", "def f(x):"), ("prose", "return x")]
 SIZE = ["--threads", "1", "--engine", "eager", "--max-new-tokens", "24"]
@@ -111,45 +111,29 @@ def test_what_others_say_of_shapes_stands_beside_them(models, capsys, wrong):
 
 # --- what is refused --------------------------------------------------------------------------------------------------
 
-TARGET = "--target target --threads 1 --engine eager --prompt x"
+TRACE, MODEL = "-m speclab.extensions.trace", "--target target --threads 1 --engine eager --prompt x"
+BAD = [
+    ("nonsense.html --nonsense", 2, ("--nonsense", "--help")),
+    ("a.html b.html", 2, ("b.html", "--help")),
+    ("empty-folder", 3, ("empty-folder", "FILE")),
+    ("''", 2, ("FILE", "empty")),
+    ("file/x.html", 3, ("file/x.html", "FILE")),
+    ("fifo", 3, ("fifo", "no regular file")),
+    ("loop", 3, ("loop", "FILE")),
+    ("--target nowhere", 3, ("nowhere",)),
+    ("--draft dial:0.5:free --temperature 1", 2, ("dial",)),
+    ("--draft dial:0.8:free -k auto", 2, ("-k auto", "give -k a number")),
+    ("shapes stray", 2, ("stray", "--help")),
+    ("shapes -k auto", 2, ("auto", "whole number")),
+    ("shapes --draft tree:2x2:draft", 2, ("shapes knows chains only",)),
+]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, pair_folder):
-    made = tmp_path_factory.mktemp("bad")
-    places(made, pair_folder)
-    return made
-
-
-@pytest.mark.parametrize(
-    ("command", "code", "said"),
-    [
-        ("nonsense.html --nonsense", 2, ("--nonsense", "--help")),
-        ("a.html b.html", 2, ("b.html", "--help")),
-        ("empty-folder", 3, ("empty-folder", "FILE")),
-        ("''", 2, ("FILE", "empty")),
-        ("file/x.html", 3, ("file/x.html", "FILE")),
-        ("fifo", 3, ("fifo", "no regular file")),
-        ("loop", 3, ("loop", "FILE")),
-        ("--target nowhere", 3, ("nowhere",)),
-        ("--draft dial:0.5:free --temperature 1", 2, ("dial",)),
-        ("--draft dial:0.8:free -k auto", 2, ("-k auto", "give -k a number")),
-        ("shapes stray", 2, ("stray", "--help")),
-        ("shapes -k auto", 2, ("auto", "whole number")),
-        ("shapes --draft tree:2x2:draft", 2, ("shapes knows chains only",)),
-    ],
-)
-def test_bad_input_is_one_line(folder, capfd, monkeypatch, command, code, said):
-    """In particular nothing is said before it, and no file is new or other."""
-    monkeypatch.chdir(folder)
-    before = files_of(folder)
-    words = shlex.split(command)
-    at = int(words[0] == "shapes")
-    assert main([*words[:at], *TARGET.split(), *words[at:]]) == code
-    out, err = capfd.readouterr()
-    is_one_line(err, *said)
-    assert out == ""
-    assert files_of(folder) == before
+@pytest.mark.parametrize(("words", "code", "said"), BAD, ids=[words for words, *_ in BAD])
+def test_bad_input_is_one_line(folder, capfd, monkeypatch, words, code, said):  # noqa: F811
+    name = "shapes" * words.startswith("shapes")
+    command = f"{TRACE} {name} {MODEL} {words.removeprefix(name)}"
+    check_row(folder, capfd, monkeypatch, Row(command, code, said))
 
 
 def test_shapes_refuses_models_with_two_texts(monkeypatch, capsys):

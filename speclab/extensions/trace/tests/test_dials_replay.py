@@ -20,7 +20,7 @@ from speclab.extensions.trace import build, page
 from speclab.extensions.trace.proposals import LONGEST, PieceTable, asked
 from speclab.extensions.trace.tests.test_trace import Tags
 from speclab.models import loading, prompts
-from speclab.models.pieces import pieces
+from speclab.models.pieces import Pieces
 from speclab.theory import formulas
 
 NODE = shutil.which("node")
@@ -159,7 +159,7 @@ def test_any_text_replays_the_loop(texts):
 @pytest.fixture(scope="module")
 def lab():
     setup = build.load_setup(loading.LAB_TARGET, engine="eager")
-    (*_, prompt) = build.first_of_each_kind(prompts.encode(prompts.standard(), setup.tokenizer))
+    (*_, prompt) = prompts.first_of_each_kind(prompts.encode(prompts.standard(), setup.tokenizer), 1)
     drafts = {name: registry.make(name, setup) for name in build.DRAFTS[loading.LAB_TARGET]}
     return setup, prompt, drafts, asked(setup.target, drafts, prompt.ids, DecodeSettings(48, eos=setup.eos))
 
@@ -182,7 +182,7 @@ def test_what_drafters_are_asked_is_what_they_propose_in_the_loop(lab, draft, k)
 def test_a_page_holds_the_ids_and_proposals(lab):
     setup, prompt, _, found = lab
     table = PieceTable()
-    text = table.text(found, pieces(setup.tokenizer, prompt.id_list, special=True))
+    text = table.text(found, Pieces(setup.tokenizer, prompt.id_list, special=True))
     [shown] = in_node(UNPACK, [text])
     numbers = {place: id_ for id_, place in table._places.items()}
     assert [numbers[place] for place in shown["ids"]] == found.ids

@@ -27,17 +27,21 @@ from speclab.extensions.trees import fixed as fixed_module
 from speclab.extensions.trees.accept import accept_tree_from_logits
 from speclab.extensions.trees.draft import TreeDraft
 from tests.test_exact import (
-    CENTRE,
-    Box,
-    Law,
+    TINY,
+    Outcome,
+    Path,
     Prefix,
     Row,
+    Rule,
     Tables,
+    assert_are_paths,
+    assert_not_vacuous,
     boxes,
     cdf_corners,
+    cells,
     completed,
+    decide,
     floats,
-    inside,
     random_tables,
     target_law,
 )
@@ -45,17 +49,9 @@ from tests.watch import Watch
 
 Shape = tuple  # of the children's shapes: ((), ((),)) is two children, the second of which has one
 ZERO, ONE = Fraction(0), Fraction(1)
-TINY = 1e-12  # a law that accepts all that the target allows
 
 
 # --- every tree that may be drafted -----------------------------------------------------------------------------------
-
-
-class Node(NamedTuple):
-    token: int
-    law: Row  # what it was drawn from
-    handed: list[float]  # what the drafter says it was drawn from
-    children: tuple["Node", ...] = ()
 
 
 class Siblings(NamedTuple):
@@ -152,53 +148,38 @@ def drawn_without_replacement(row: tuple[Fraction, ...], m: int) -> list[Sibling
     ]
 
 
-def cells(sides: list[list[Box]], at: Fraction = CENTRE) -> tuple[Tensor, list[int], int]:
-    """All products of boxes: a point in each (cells, sides), and their volumes as integers over one denominator."""
-    points = torch.cartesian_prod(
-        *(torch.tensor([inside(box, at) for box in side], dtype=torch.float64) for side in sides)
-    )
-    volumes, denominator = [1], 1
-    for side in sides:
-        common = math.lcm(*((high - low).denominator for low, high in side))
-        widths = [int((high - low) * common) for low, high in side]
-        volumes, denominator = [volume * width for volume in volumes for width in widths], denominator * common
-    return points.reshape(-1, len(sides)), volumes, denominator
+class Grown(NamedTuple):
+    """One outcome of drafting a tree, up to here."""
 
-
-def grown(trial: Trial, shape: Shape, prefix: Prefix = ()) -> Iterator[tuple[tuple[Node, ...], Fraction]]:
-    """Every outcome of drafting what follows `prefix`, and its chance."""
-    if not shape:
-        yield (), ONE
-        return
-    for siblings in trial.way(trial, prefix, len(shape)):
-        m = len(siblings.tokens)
-        below = [list(grown(trial, shape[i], (*prefix, siblings.tokens[i]))) for i in range(m)]
-        for subtrees in itertools.product(*below):
-            nodes = [Node(*parts, subtree) for *parts, (subtree, _) in zip(*siblings[:3], subtrees, strict=True)]
-            yield tuple(nodes), math.prod((chance for _, chance in subtrees), start=siblings.chance)
-
-
-class Tree(NamedTuple):
-    """A drafted tree with its nodes numbered, and the boxes in which the rule's decision is constant."""
-
-    trial: int
-    nodes: list[Node]
-    parents: list[int]
-    prefixes: list[Prefix]  # of the root and each node: the drafted tokens up to there
+    tokens: Prefix
+    laws: list[Row]
+    handed: list[list[float]]
     chance: Fraction
+    parents: list[int]
+    prefixes: list[Prefix]  # of the root and each token: the drafted tokens up to there
+    waiting: list[tuple[int, Shape]]  # rows whose children have not been drawn
 
 
-def numbered(index: int, roots: tuple[Node, ...], chance: Fraction, depth_first: bool) -> Tree:
-    tree = Tree(index, [], [], [()], chance)
-    waiting = [(node, -1) for node in roots]
-    while waiting:
-        node, parent = waiting.pop(0)
-        below = [(child, len(tree.nodes)) for child in node.children]
-        waiting = below + waiting if depth_first else waiting + below
-        tree.nodes.append(node)
-        tree.parents.append(parent)
-        tree.prefixes.append((*tree.prefixes[parent + 1], node.token))
-    return tree
+def grown(trial: Trial) -> Iterator[Grown]:
+    """Every outcome."""
+    unfinished = [Grown((), [], [], ONE, [], [()], [(0, trial.shape)])]
+    while unfinished:
+        (*parts, chance, parents, prefixes, waiting) = unfinished.pop()
+        if not waiting:
+            yield Grown(*parts, chance, parents, prefixes, [])
+            continue
+        (row, shape), *waiting = waiting
+        for *more, chance_here in trial.way(trial, prefixes[row], len(shape)):
+            new = more[0]
+            unfinished.append(
+                Grown(
+                    *(part + further for part, further in zip(parts, more, strict=True)),
+                    chance * chance_here,
+                    parents + [row - 1] * len(new),
+                    prefixes + [(*prefixes[row], token) for token in new],
+                    waiting + [one for one in enumerate(shape[: len(new)], len(prefixes)) if one[1]],
+                )
+            )
 
 
 # --- the production rules at the centres of boxes ---------------------------------------------------------------------
@@ -226,108 +207,52 @@ def residuals(target: Row, laws: list[Row]) -> list[Row]:
     return found
 
 
-def sides_of(tree: Tree, target: dict[Prefix, Row], rule: Callable) -> list[list[Box]]:
-    """One side for each uniform. Every row that might be drawn from cuts it, so that a wrong one shows, too."""
-    n = len(tree.nodes)
-    if rule is follow:
-        corners: list[list[Fraction]] = [[] for _ in range(n + 1)]
-        for prefix in tree.prefixes:
-            corners[len(prefix)] += cdf_corners(target[prefix])
-        return [boxes(cuts) for cuts in corners]
+def corners_of(
+    tokens: Prefix, parents: list[int], depths: list[int], laws: list[Row], rows: list[Row], following: bool
+) -> list[list[Fraction]]:
+    """Where a rule's decision about a tree changes, for each of its numbers. Every row that might be drawn from cuts,
+    so that a wrong one shows, too.
+
+    depths: of the root and each token. rows: of the target, there.
+    """
+    n = len(tokens)
+    if following:
+        by_depth: list[list[Fraction]] = [[] for _ in range(n + 1)]
+        for depth, row in zip(depths, rows, strict=True):
+            by_depth[depth] += cdf_corners(row)
+        return by_depth
     tests, last = [[]] * n, []
-    for place, prefix in enumerate(tree.prefixes):
-        children = [i for i in range(n) if tree.parents[i] + 1 == place]
-        laws = [tree.nodes[i].law for i in children]
-        rows = residuals(target[prefix], laws)
-        last += [corner for row in rows for corner in cdf_corners(row)]
-        for i, law, row in zip(children, laws, rows, strict=False):
-            token = tree.nodes[i].token
-            tests[i] = [row[token] / law[token]] if law[token] else []
-    return [*map(boxes, tests), boxes(last)]
+    for place, row in enumerate(rows):
+        children = [i for i in range(n) if parents[i] + 1 == place]
+        left = residuals(row, [laws[i] for i in children])
+        last += [corner for one in left for corner in cdf_corners(one)]
+        for i, before in zip(children, left, strict=False):
+            tests[i] = [before[tokens[i]] / laws[i][tokens[i]]] if laws[i][tokens[i]] else []
+    return [*tests, last]
 
 
-class Outcome(NamedTuple):
-    law: Law  # tokens committed by the round -> exact probability
-    tally: Counter[str]
-    n_accepted: Fraction
-
-
-def tensors(trees: list[Tree], trials: list[Trial], n: int) -> tuple[Draft, Tensor]:
-    """The trees as one batch, and the target's rows. What fills them up to n nodes would be kept where it is tested."""
-    vocab = trials[0].tables[0].vocab
-    ids, parents, laws, rows = [], [], [], []
-    for tree in trees:
-        target, n_pads = trials[tree.trial].tables[0].target, n - len(tree.nodes)
-        places = [i % len(tree.prefixes) for i in range(n_pads)]  # the pads follow the nodes in turn
-        likely = [max(range(vocab), key=target[tree.prefixes[place]].__getitem__) for place in places]
-        ids.append([node.token for node in tree.nodes] + likely)
-        parents.append(tree.parents + [place - 1 for place in places])
-        laws.append([node.handed for node in tree.nodes] + [[TINY] * vocab] * n_pads)
-        rows.append([floats(target[prefix]) for prefix in tree.prefixes])
-        rows[-1] += [[float(token == 0) for token in range(vocab)]] * n_pads
-    draft = TreeDraft(
-        torch.tensor(ids),
-        torch.tensor([len(tree.nodes) for tree in trees]),
-        torch.tensor(laws, dtype=torch.float64) if trials[0].stored else None,
-        parents=torch.tensor(parents),
+def path_of(index: int, trial: Trial, one: Grown, rule: Rule) -> Path:
+    """A drafted tree, numbered level by level, or branch by branch."""
+    branches: list[tuple[int, ...]] = [()]  # the numbers of the root's and each token's branch
+    for i, parent in enumerate(one.parents):
+        branches.append((*branches[parent + 1], i))
+    order = sorted(range(len(one.tokens)), key=lambda i: branches[i + 1] if trial.depth_first else i)
+    number = {-1: -1} | {old: new for new, old in enumerate(order)}
+    tokens, (laws, handed) = (
+        tuple(one.tokens[i] for i in order),
+        ([x[i] for i in order] for x in (one.laws, one.handed)),
     )
-    return draft, torch.tensor(rows, dtype=torch.float64)
+    parents, prefixes = [number[one.parents[i]] for i in order], [(), *(one.prefixes[i + 1] for i in order)]
+    rows = [trial.tables[0].target[prefix] for prefix in prefixes]
+    corners = corners_of(tokens, parents, [*map(len, prefixes)], laws, rows, rule is follow)
+    return Path(index, tokens, one.chance, [*map(boxes, corners)], rows, handed, parents, prefixes)
 
 
-def play(trials: list[Trial], rule: Callable, at: Fraction = CENTRE) -> list[Outcome]:
+def play(trials: list[Trial], rule: Rule, at: float = 0.5) -> list[Outcome]:
     """Run a production rule in every box of every tree of every trial, in one batched call."""
-    trees = [
-        numbered(i, roots, chance, trial.depth_first)
-        for i, trial in enumerate(trials)
-        for roots, chance in grown(trial, trial.shape)
-    ]
-    n = max(len(tree.nodes) for tree in trees) + 1
-    draft, target_probs = tensors(trees, trials, n)
-    parts, uniforms = [], []
-    for tree in trees:
-        points, volumes, denominator = cells(sides_of(tree, trials[tree.trial].tables[0].target, rule), at)
-        parts.append((volumes, denominator))
-        pads = points.new_zeros(len(points), n + 1 - points.shape[1])  # a pad's test would pass
-        uniforms.append(torch.cat([points[:, :-1], pads, points[:, -1:]] if rule is in_turn else [points, pads], dim=1))
-    of_cell = torch.arange(len(trees)).repeat_interleave(torch.tensor([len(volumes) for volumes, _ in parts]))
-    batch = replace(draft, **{name: part[of_cell] for name, part in vars(draft).items() if part is not None})
-    result = rule(batch, target_probs[of_cell], torch.cat(uniforms))
-    assert_are_paths(batch, result)
-    leaf = result.path.amax(-1) + 1  # (cells,) the row where the path ends, and with it the path
-    decided = iter(zip(leaf.tolist(), result.next_token.tolist(), strict=True))
-
-    outcomes = [Outcome({}, Counter(), ZERO) for _ in trials]
-    for tree, (volumes, denominator) in zip(trees, parts, strict=True):
-        law, tally, mean = outcomes[tree.trial]
-        counts: Counter[tuple[int, int]] = Counter()
-        for volume, end in zip(volumes, decided, strict=False):
-            counts[end] += volume
-        for (place, next_token), count in counts.items():
-            chance = tree.chance * Fraction(count, denominator)
-            block = (*tree.prefixes[place], next_token)
-            assert next_token != NOT_FINITE
-            law[block] = law.get(block, ZERO) + chance
-            mean += chance * (len(block) - 1)
-            inner = place - 1 in tree.parents
-            tally[("partial" if inner else "bonus") if place else "none"] += 1
-        outcomes[tree.trial] = Outcome(law, tally, mean)
-    assert all(sum(outcome.law.values()) == 1 for outcome in outcomes)
-    return outcomes
-
-
-def assert_are_paths(draft: Draft, result: AcceptResult) -> None:
-    """Live nodes, each the child of the one before it, the first of the root, and as many as `n_accepted` says."""
-    parents = torch.cat([torch.full_like(draft.parents[:, :1], -1), draft.parents], dim=1)  # of rows, from 1 on
-    path, before = result.path, torch.full_like(result.n_accepted, -1)
-    assert path.shape == draft.tokens.shape
-    for i in range(path.shape[1]):
-        kept = i < result.n_accepted
-        assert ((path[:, i] >= 0) == kept).all()
-        assert (path[:, i] < draft.size).all(), "a dead node was kept"
-        follows = parents.gather(1, (path[:, i] + 1)[:, None])[:, 0] == before
-        assert (follows | ~kept).all()
-        before = torch.where(kept, path[:, i], before)
-    assert (result.n_accepted <= draft.size).all()
+    paths = [path_of(i, trial, one, rule) for i, trial in enumerate(trials) for one in grown(trial)]
+    how = {"stored": trials[0].stored, "last_apart": rule is in_turn, "make": TreeDraft}
+    return decide(paths, rule, max(len(path.tokens) for path in paths) + 1, at=at, **how)
 
 
 # --- what must hold ---------------------------------------------------------------------------------------------------
@@ -342,17 +267,11 @@ def assert_lossless(trial: Trial, outcome: Outcome) -> None:
     assert completed(outcome.law, trial.tables[0], (), length) == target_law(trial.tables[0], (), length)
 
 
-def prove(trials: list[Trial], rule: Callable) -> Counter[str]:
-    """-> how the rounds went: kept none, some, or down to a leaf"""
+def prove(trials: list[Trial], rule: Rule) -> list[Outcome]:
     outcomes = play(trials, rule)
     for trial, outcome in zip(trials, outcomes, strict=True):
         assert_lossless(trial, outcome)
-    return sum((outcome.tally for outcome in outcomes), Counter())
-
-
-def assert_not_vacuous(tally: Counter[str], impossible: set[str] = frozenset()) -> None:
-    for kind in ("none", "partial", "bonus"):
-        assert (tally[kind] == 0) == (kind in impossible), (kind, tally)
+    return outcomes
 
 
 def tables_of(seed: int, vocab: int, shape: Shape, family: str) -> tuple[Tables, ...]:
@@ -384,43 +303,40 @@ FAMILIES = ["dense", "zeros", "draft blind", "target forbids", "identical", "dis
 @pytest.mark.parametrize("way", WAYS)
 def test_children_of_one_node_leave_the_targets_law(way, family):
     """One place, up to three children. Children that all differ are drawn until the draft has no token left."""
-    tally = Counter()
+    outcomes = []
     for vocab in (2, 3, 4):
-        tally += prove(
-            [Trial(tables_of(i, vocab, shape, family), shape, way) for shape in FLAT for i in range(6)], in_turn
-        )
-    impossible = {"partial"}  # below a child is nothing
+        trials = [Trial(tables_of(i, vocab, shape, family), shape, way) for shape in FLAT for i in range(6)]
+        outcomes += prove(trials, in_turn)
+    impossible = {"some"}  # below a child is nothing
     if family == "identical":
         impossible |= {"none"}
     if family == "disjoint" and way is not of_several_drafts:
-        impossible |= {"bonus"}
-    assert_not_vacuous(tally, impossible)
+        impossible |= {"all"}
+    assert_not_vacuous(outcomes, impossible)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_whole_trees_leave_the_targets_joint_law(way):
     """Whether the nodes are numbered level by level or branch by branch."""
-    tally = Counter()
+    outcomes = []
     for (vocab, shapes), family in itertools.product(((2, LARGER), (3, LARGER[:3])), ("dense", "zeros")):
         trials = [Trial(tables_of(i, vocab, shape, family), shape, way, bool(i % 2)) for i, shape in enumerate(shapes)]
-        tally += prove(trials, in_turn)
-    assert_not_vacuous(tally)
+        outcomes += prove(trials, in_turn)
+    assert_not_vacuous(outcomes)
 
 
 @pytest.mark.parametrize("family", ["zeros", "draft blind"])
 def test_children_that_were_not_drawn_may_stay_in_the_midst_of_a_tree(family):
     """Where the draft has fewer tokens than a node has children. The joint law is the one without them, too."""
-    tally, fewer = Counter(), 0
+    outcomes, fewer = [], 0
     for vocab, shapes in ((2, FLAT + LARGER), (3, FLAT + LARGER[:4]), (4, FLAT)):
-        tables = [tables_of(i, vocab, shape, family) for i, shape in enumerate(shapes)]
-        with_them, without_them = (
-            [Trial(*both, way) for both in zip(tables, shapes, strict=True)] for way in (different_or_none, different)
-        )
-        tally += prove(with_them, in_turn)
-        laws = [[outcome.law for outcome in play(trials, in_turn)] for trials in (with_them, without_them)]
-        assert laws[0] == laws[1]
-        fewer += sum(sum(weight > 0 for weight in t[0].draft[()]) < len(s) for t, s in zip(tables, shapes, strict=True))
-    assert_not_vacuous(tally)
+        both = [(tables_of(i, vocab, shape, family), shape) for i, shape in enumerate(shapes)]
+        with_them = prove([Trial(*one, different_or_none) for one in both], in_turn)
+        without_them = play([Trial(*one, different) for one in both], in_turn)
+        assert [outcome.law for outcome in with_them] == [outcome.law for outcome in without_them]
+        outcomes += with_them
+        fewer += sum(sum(weight > 0 for weight in tables[0].draft[()]) < len(shape) for tables, shape in both)
+    assert_not_vacuous(outcomes)
     assert fewer > 3
 
 
@@ -428,12 +344,11 @@ def test_children_that_were_not_drawn_may_stay_in_the_midst_of_a_tree(family):
 @pytest.mark.parametrize("way", [most_probable_ones, scattered])
 def test_tokens_that_no_chance_chose_are_one_hot(way, stored):
     """With no probabilities, and with one-hot ones; equal children among them."""
-    tally = Counter()
+    outcomes = []
     for vocab, family, i in itertools.product((2, 3), ("dense", "zeros"), range(2)):
-        shapes = FLAT + LARGER
-        trials = [Trial(tables_of(i, vocab, shape, family), shape, way, bool(i), stored) for shape in shapes]
-        tally += prove(trials, in_turn)
-    assert_not_vacuous(tally)
+        trials = [Trial(tables_of(i, vocab, s, family), s, way, bool(i), stored) for s in FLAT + LARGER]
+        outcomes += prove(trials, in_turn)
+    assert_not_vacuous(outcomes)
 
 
 @pytest.mark.parametrize("way", [most_probable_ones, scattered])
@@ -442,26 +357,23 @@ def test_following_gives_the_targets_joint_law_for_every_shape(way):
 
     The most probable tokens all differ, so a vocabulary of 2 has two of them at most; scattered ones repeat.
     """
-    tally = Counter()
+    outcomes = []
     for vocab, family in itertools.product((2, 3), ("dense", "zeros")):
         trials = [Trial(tables_of(vocab, vocab, shape, family), shape, way, stored=False) for shape in THREE_BY_THREE]
-        tally += prove(trials, follow)
-    assert_not_vacuous(tally)
+        outcomes += prove(trials, follow)
+    assert_not_vacuous(outcomes)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_as_many_children_are_kept_as_the_rule_may_keep(family):
     """1 - the product of what max(0, r - q) leaves. A rule that rejects everything would pass as lossless."""
-    for vocab in (2, 3, 4):
-        for way in (independent, of_several_drafts):
-            trials = [Trial(tables_of(seed, vocab, shape, family), shape, way) for shape in FLAT for seed in range(3)]
-            for trial, outcome in zip(trials, play(trials, in_turn), strict=True):
-                (siblings, *_) = way(trial, (), len(trial.shape))
-                rows = residuals(trial.tables[0].target[()], siblings.laws)
-                none = ONE
-                for row, law in zip(rows, siblings.laws, strict=False):
-                    none *= 1 - sum(map(min, row, law))
-                assert outcome.n_accepted == 1 - none
+    for vocab, way in itertools.product((2, 3, 4), (independent, of_several_drafts)):
+        trials = [Trial(tables_of(seed, vocab, shape, family), shape, way) for shape in FLAT for seed in range(3)]
+        for trial, outcome in zip(trials, play(trials, in_turn), strict=True):
+            (siblings, *_) = way(trial, (), len(trial.shape))
+            rows = residuals(trial.tables[0].target[()], siblings.laws)
+            kept = [sum(map(min, row, law)) for row, law in zip(rows, siblings.laws, strict=False)]
+            assert outcome.n_accepted == 1 - math.prod(1 - share for share in kept)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -469,8 +381,8 @@ def test_the_decision_is_constant_in_every_box(rule):
     """The enumeration rests on it: near the corners of the boxes the same comes out as in their centres."""
     for way, (vocab, shapes) in itertools.product(WAYS, ((2, LARGER), (4, FLAT))):
         trials = [Trial(tables_of(i, vocab, shape, "zeros"), shape, way) for i, shape in enumerate(shapes)]
-        laws = [[out.law for out in play(trials, rule, Fraction(at, 1000))] for at in (1, 500, 999)]
-        assert laws[0] == laws[1] == laws[2]
+        first, *others = ([outcome.verdicts for outcome in play(trials, rule, at)] for at in (0.001, 0.5, 0.999))
+        assert others == [first, first]
 
 
 @pytest.mark.parametrize("family", ["dense", "zeros", "one-hot stored"])
@@ -530,13 +442,11 @@ def test_a_chain_is_judged_as_by_the_token_rule(stored):
         chain = torch.arange(-1, n - 1).expand(2000, n)
         for one in (draft, TreeDraft(draft.tokens, draft.size, draft.probs, parents=chain)):
             result = in_turn(one, target_probs, uniforms)
-            assert result.n_accepted.equal(by_token.n_accepted)
-            assert result.next_token.equal(by_token.next_token)
+            assert all(map(torch.equal, result[:2], by_token[:2]))
             number = torch.arange(n).expand(2000, n)
             assert result.path.equal(number.where(number < by_token.n_accepted[:, None], -1))
-            followed, as_chain = follow(one, target_probs, uniforms), follow(draft, target_probs, uniforms)
-            assert followed.n_accepted.equal(as_chain.n_accepted)
-            assert followed.next_token.equal(as_chain.next_token)
+            followed, as_chain = (follow(each, target_probs, uniforms)[:2] for each in (one, draft))
+            assert all(map(torch.equal, followed, as_chain))
         kept.update(by_token.n_accepted.tolist())
     assert len(kept) > 3
 
@@ -547,27 +457,19 @@ def test_a_dead_node_is_never_kept_and_rows_are_independent(rule):
     batch, n = 400, 7
     draft, target_probs, uniforms = random_batch(5, batch, n)
     dead = torch.arange(n) >= draft.size[:, None]
-    likely = target_probs.argmax(-1).gather(1, draft.parents + 1)
-    tempting = replace(
-        draft, tokens=torch.where(dead, likely, draft.tokens), probs=draft.probs.masked_fill(dead[..., None], TINY)
+    likely = torch.where(dead, target_probs.argmax(-1).gather(1, draft.parents + 1), draft.tokens)
+    tempting, poisoned = (
+        replace(draft, tokens=likely, probs=draft.probs.masked_fill(dead[..., None], x)) for x in (TINY, torch.nan)
     )
-    nan = float("nan")
-    poisoned = replace(tempting, probs=draft.probs.masked_fill(dead[..., None], nan))
-    rows_of_dead = torch.cat([torch.zeros(batch, 1, dtype=torch.bool), dead], dim=1)
-    poisoned_rows = target_probs.masked_fill(rows_of_dead[..., None], nan)
+    poisoned_rows = target_probs.masked_fill(torch.nn.functional.pad(dead, (1, 0))[..., None], torch.nan)
     expected = rule(tempting, target_probs, uniforms)
     assert_are_paths(tempting, expected)
     for i, size in enumerate(draft.size.tolist()):
-        cut = TreeDraft(
-            tempting.tokens[i : i + 1, :size],
-            draft.size[i : i + 1],
-            draft.probs[i : i + 1, :size],
-            parents=draft.parents[i : i + 1, :size],
-        )
+        tokens, laws, parents = (x[i : i + 1, :size] for x in (tempting.tokens, draft.probs, draft.parents))
+        cut = TreeDraft(tokens, draft.size[i : i + 1], laws, parents=parents)
         own = torch.cat([uniforms[i : i + 1, :size], uniforms[i : i + 1, n if rule is in_turn else size, None]], dim=1)
         alone = rule(cut, target_probs[i : i + 1, : size + 1], own)
-        assert alone.n_accepted == expected.n_accepted[i]
-        assert alone.next_token == expected.next_token[i]
+        assert (alone.n_accepted, alone.next_token) == (expected.n_accepted[i], expected.next_token[i])
         assert alone.path[0].tolist() == expected.path[i, :size].tolist()
     for part, other in zip(expected, rule(poisoned, poisoned_rows, uniforms), strict=True):
         assert part.equal(other)
@@ -593,12 +495,8 @@ def test_a_token_that_the_target_forbids_is_never_kept(rule):
 
 def test_a_residual_without_mass_leaves_what_was_before_it():
     """Laws of twice the mass stand for rounding. After child 0 only token 1 is left, and child 1's law covers it."""
-    draft = TreeDraft(
-        torch.tensor([[0, 2]]),
-        torch.tensor([2]),
-        torch.tensor([[[1.0, 0.0, 0.0], [0.0, 1.5, 0.5]]]).double(),
-        parents=torch.tensor([[-1, -1]]),
-    )
+    laws, parents = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 1.5, 0.5]]]).double(), torch.tensor([[-1, -1]])
+    draft = TreeDraft(torch.tensor([[0, 2]]), torch.tensor([2]), laws, parents=parents)
     target_probs = torch.tensor([[[0.5, 0.5, 0.0]] * 3]).double()
     result = in_turn(draft, target_probs, torch.tensor([[0.9, 0.9, 0.1]]).double())
     assert (result.n_accepted.item(), result.next_token.item()) == (0, 1)
@@ -609,8 +507,7 @@ def test_numbers_that_are_not_finite_are_reported(rule):
     draft, target_probs, uniforms = random_batch(7, 50, 4)
     nan = torch.full_like(target_probs, float("nan"))
     result = rule(draft, nan, uniforms)
-    assert (result.next_token == NOT_FINITE).all()
-    assert (result.n_accepted == 0).all()
+    assert ({*result.next_token.tolist()}, {*result.n_accepted.tolist()}) == ({NOT_FINITE}, {0})
     result = in_turn(replace(draft, probs=nan[:, :4], size=torch.full_like(draft.size, 4)), target_probs, uniforms)
     assert (result.next_token == NOT_FINITE).all()
 

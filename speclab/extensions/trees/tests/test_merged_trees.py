@@ -1,6 +1,5 @@
 """Drafts of several drafters in one tree: nothing is lost and nothing is there twice, and all follow the text."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,14 +7,10 @@ from hypothesis import strategies as st
 from draft_models import ModelDrafter, NgramDrafter, as_draft
 from speclab.core.rounds import Draft
 from speclab.core.sampling import Sampling
-from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.registry import read
-from speclab.drafts.suffix import SuffixDrafter
 from speclab.extensions.trees.draft import TreeDraft, parents_of
 from speclab.extensions.trees.merged import MergedDrafter, merged
 from speclab.models.cached import CachedModel
-from tests.decoding import plain_text, speculative_rounds
-from tests.heads import prompts, trained
 from tests.tiny_models import VOCAB, perturbed, tiny
 
 PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
@@ -84,49 +79,3 @@ def test_what_it_is_made_of():
     assert tree.lengths([2, 4]) == [4, 8]
     assert read("merge:suffix+model+lab:50m").name == "merge:suffix+model+lab:50m"
     assert read("merge:suffix+model").branches
-
-
-# --- the text ---------------------------------------------------------------------------------------------------------
-
-
-def made_of(kind: str) -> tuple[CachedModel, list]:
-    """A target and the drafters of a kind."""
-    if kind == "feature":
-        model, head, _ = trained()
-        target = CachedModel(model)
-        target.hidden_layers = head.config.layers
-        return target, [SuffixDrafter(), FeatureDrafter(head), ModelDrafter(CachedModel(perturbed(model, 0.03)))]
-    target, drafter = pair()
-    return target, [drafter, NgramDrafter(2, 1), pair(0.2)[1]]
-
-
-@pytest.mark.parametrize("kind", ["models", "feature"])
-def test_greedy_text_is_the_baselines_and_the_longest_right_chain_is_kept(kind):
-    target, drafters = made_of(kind)
-    tree = MergedDrafter(drafters)
-    proposed, longest_was = [], set()
-    for drafter in tree.drafters:
-
-        def propose(k, uniforms, right=drafter.propose):
-            proposed.append(right(k, uniforms))
-            return proposed[-1]
-
-        drafter.propose = propose
-    for prompt in prompts(4):
-        text = plain_text(target, prompt[None], 26)
-        done = 0
-        for round_ in speculative_rounds(target, tree, prompt[None], 4 * len(drafters), 26):
-            if not round_.prefill:
-                right = [0] * len(drafters)
-                for i, draft in enumerate(proposed):
-                    chain = draft.tokens[0].tolist()
-                    while right[i] < len(chain) and chain[right[i]] == text[done + right[i]]:
-                        right[i] += 1
-                assert round_.n_accepted == max(right)
-                if len(set(right)) > 1:
-                    longest_was.add(right.index(max(right)))
-            proposed.clear()
-            assert round_.tokens == text[done : done + len(round_.tokens)]
-            done += len(round_.tokens)
-        assert done == 26
-    assert len(longest_was) > 1, "one drafter was always the best"

@@ -30,8 +30,8 @@ def test_texts_up_to_the_limit_of_positions_are_those_of_uncached_passes(kind, e
     check_texts_up_to_the_limit(kind, engine, lambda draft: TreeDrafter(ModelDrafter(draft), (2, 1, 1)))
 
 
-def test_texts_and_rounds_are_those_of_the_model_in_one_place(folder):  # noqa: F811
-    check_the_same_rounds(folder, Sampling(0.8), lambda drafter: TreeDrafter(drafter, (2, 1), sampled=True))
+def test_texts_and_rounds_are_those_of_the_model_in_one_place(folder, prompt):  # noqa: F811
+    check_the_same_rounds(folder, prompt, Sampling(0.8), lambda drafter: TreeDrafter(drafter, (2, 1), sampled=True))
 
 
 def test_a_model_with_more_rows_than_its_tokenizer_has_ids_passes_the_check_of_trees():

@@ -11,11 +11,10 @@ from speclab.extensions.trees.best import BestTreeDrafter
 from speclab.extensions.trees.draft import parents_of
 from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.extensions.trees.merged import MergedDrafter
-from speclab.extensions.trees.tests.test_accept_tree import residuals, without
+from speclab.extensions.trees.tests.test_accept_tree import corners_of, without
 from speclab.models.cached import CachedModel
 from tests.heads import block_heads, tiny_head
 from tests.rules import FOR_TREES
-from tests.test_exact import cdf_corners
 from tests.test_filtered_laws import (
     Case,
     Drawn,
@@ -89,30 +88,11 @@ def branch(tokens: Text, parents: tuple[int, ...], node: int) -> Text:
 
 
 def sides_of(rule: str, text: Text, draft: Draft, laws: list[list[float]]) -> list[list[Piece]]:
-    """The pieces of the rule's numbers. Every row that a next token might come from cuts the last one's."""
-    tokens, parents = tuple(draft.tokens[0].tolist()), tuple(parents_of(draft)[0].tolist())
-    prefixes = [branch(tokens, parents, node) for node in range(-1, len(tokens))]
+    """The pieces of the rule's numbers. Other rules than "token" draw the target's own token at every depth."""
+    tokens, parents = tuple(draft.tokens[0].tolist()), parents_of(draft)[0].tolist()
+    prefixes = [branch(tokens, tuple(parents), node) for node in range(-1, len(tokens))]
     rows = [target_row(text + prefix) for prefix in prefixes]
-    if rule != "token":  # other rules that judge trees draw the target's own token at every depth
-        corners: list[list[float]] = [[] for _ in prefixes]
-        for prefix, row in zip(prefixes, rows, strict=True):
-            corners[len(prefix)] += cdf_corners(row)
-        return [pieces(cuts) for cuts in corners]
-    tests, left = _tests_in_turn(tokens, parents, laws, rows)
-    return [*map(pieces, tests), pieces([corner for row in left for corner in cdf_corners(row)])]
-
-
-def _tests_in_turn(tokens: Text, parents: tuple[int, ...], laws: list[list[float]], rows: list[list[float]]):
-    """Of multi-step speculative sampling: thresholds of each test, and every row that is left to draw from."""
-    tests: list[list[float]] = [[] for _ in tokens]
-    left: list[list[float]] = []
-    for place, row in enumerate(rows):
-        children = [i for i, parent in enumerate(parents) if parent + 1 == place]
-        of_node = residuals(row, [laws[i] for i in children])
-        left += of_node
-        for i, before in zip(children, of_node, strict=False):
-            tests[i] = [before[tokens[i]] / laws[i][tokens[i]]] if laws[i][tokens[i]] else []
-    return tests, left
+    return [*map(pieces, corners_of(tokens, parents, [*map(len, prefixes)], laws, rows, rule != "token"))]
 
 
 TreeCase = functools.partial(Case, outcomes=drawn_on_branches, sides=sides_of)

@@ -58,8 +58,8 @@ def decoded(target, drafter: TreeDrafter, prompt: Tensor = PROMPT, n: int = N_NE
 
 
 def test_what_rows_read_and_how_deep_they_are():
-    parents = torch.tensor([level_parents([2, 4, 4]), [-1, 0, 1, 2, 3, 4, 5, 6, 7, 8]])
-    assert parents[0].tolist() == [-1, -1, 0, 0, 1, 1, 2, 3, 4, 5]
+    parents = torch.cat([torch.tensor([level_parents([2, 4, 4])]), chain(10)])
+    assert parents.tolist() == [[-1, -1, 0, 0, 1, 1, 2, 3, 4, 5], [*range(-1, 9)]]
     depths = TreeDraft(torch.zeros_like(parents), torch.tensor([10, 10]), parents=parents).depths()
     for row in range(2):
         for i in range(11):
@@ -69,7 +69,6 @@ def test_what_rows_read_and_how_deep_they_are():
                 branch.add(node)
             assert set(reads(parents)[row, i].nonzero()[:, 0].tolist()) == branch
             assert depths[row, i] == len(branch) - 1
-    assert chain(3).tolist() == [[-1, 0, 1]]
 
 
 # --- The text ---------------------------------------------------------------------------------------------------------
@@ -120,16 +119,14 @@ class Said:
         self.text = self.text + committed
 
     def start_tree(self):
-        logits = self.drafter.start_tree()
-        self.branches = []
+        logits, self.branches = self.drafter.start_tree(), [[]]
         self.said.append((self.text, [], logits[0].clone()))
         return logits
 
     def grow(self, tokens, parents, reads, depth):
         logits = self.drafter.grow(tokens, parents, reads, depth)
         for token, parent, row in zip(tokens.tolist(), parents.tolist(), logits, strict=True):
-            before = self.branches[parent] if parent >= 0 else []
-            self.branches.append([*before, token])
+            self.branches.append([*self.branches[parent + 1], token])
             self.said.append((self.text, self.branches[-1], row.clone()))
         return logits
 
@@ -194,10 +191,10 @@ def test_the_most_probable_branches_are_drafted(n, how):
         tree.observe(0, [seed])
         draft = tree.propose(3, torch.zeros(1, n))
         tokens, parents = draft.tokens[0].tolist(), draft.parents[0].tolist()
-        drafted = []
-        for i, parent in enumerate(parents):
-            assert parent < i
-            drafted.append((*(drafted[parent] if parent >= 0 else ()), tokens[i]))
+        drafted = [()]
+        for token, parent in zip(tokens, parents, strict=True):
+            drafted.append((*drafted[parent + 1], token))
+        del drafted[0]
         known = branches(drafter.draft, [*prompt[0].tolist(), seed], 3, how)
         del known[()]
         # A token that is certain after another one is as probable as that one, and comes behind it.
@@ -216,13 +213,13 @@ class Poisoned(CachedModel):
     n_poisoned = 0
 
     def keep(self, path: list[int]) -> None:
-        before = self.length
+        self.paths, before = [*getattr(self, "paths", []), path], self.length
         storage = keys_and_values(self)  # of the text, or of what a window holds of it
         super().keep(path)
         n_dropped = before - self.length
         parts = [part[:, :, part.shape[2] - n_dropped :] for layer in storage for part in layer]
         if isinstance(self.backend, CBackend):
-            parts = [part for row in range(self.length, before) for part in row_of(self.backend.text, row)]
+            parts = [part for row in range(self.length, before) for part in row_of(self.backend, row)]
         with torch.inference_mode():
             for part in parts:
                 part.fill_(torch.nan)
@@ -234,22 +231,15 @@ class Poisoned(CachedModel):
 def test_caches_equal_a_recomputation_after_every_round(family, sampling):
     """Another position, a sibling that was read, or a branch in the wrong order leaves other keys and values behind."""
     target, drafter = with_model(family, cached=Poisoned)
-    draft, ids, paths = drafter.draft, PROMPT[0].tolist(), []
+    draft, ids = drafter.draft, PROMPT[0].tolist()
     tree = TreeDrafter(drafter, (3, 2, 1), sampled=True)
-    honest = target.keep
-
-    def keep(path: list[int]) -> None:
-        paths.append(path)
-        honest(path)
-
-    target.keep = keep
     for round_ in speculative_rounds(target, tree, PROMPT, tree.n_tokens, N_NEW, sampling):
         ids += round_.tokens
         assert target.length == len(ids) - 1
         assert draft.length <= target.length
         assert worst_difference(target, ids[:-1]) < CLOSE[target.model.dtype]
         assert worst_difference(draft, ids[: draft.length]) < CLOSE[target.model.dtype]
-    assert any(path and path != list(range(len(path))) for path in paths), "every branch lay in its place"
+    assert any(path and path != list(range(len(path))) for path in target.paths), "every branch lay in its place"
     assert target.n_poisoned > 5
     if sampling.greedy:
         assert ids[PROMPT.shape[1] :] == plain_text(CachedModel(target.model), PROMPT, N_NEW)
@@ -319,9 +309,7 @@ def test_on_cuda_graphs(family, monkeypatch):
 # --- Models that cannot ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "family", [*OFTEN, *(pytest.param(f, marks=pytest.mark.full) for f in FAMILIES if f not in OFTEN)]
-)
+@pytest.mark.parametrize("family", TRIED)
 def test_families_that_take_trees(family):
     check_tree(CachedModel(tiny(family)))
     if family != "opt":  # which the engine c does not know
