@@ -187,14 +187,6 @@ def full(ladder: bool) -> str:
     return shown([row for row in rows if row.draft or row.method == "baseline"], tables.cells(*heads))
 
 
-def brief(temperature: float) -> str:
-    """The output of `compare.py --quick --brief` for one temperature."""
-    run = comparison(DEFAULT_RUN)
-    rows = [row for row in run.rows if row.temperature == temperature and row.draft_length in QUICK]
-    quick = replace(run, rows=rows, eager=None, padded=None)  # as a quick run has none
-    return f"```text\n{screen.screen(quick, brief=True).strip()}\n```"
-
-
 def counts() -> str:
     """The counts of the greedy rows of a quick run: they do not depend on the machine."""
     rows = [row for row in comparison(DEFAULT_RUN).rows if row.draft and row.draft_length in QUICK]
@@ -242,7 +234,5 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "full-rows": lambda: full(ladder=False),
     "full-ladder": lambda: full(ladder=True),
     "methods": methods,
-    "brief-greedy": lambda: brief(0),
-    "brief-sampled": lambda: brief(0.8),
     "counts-greedy": counts,
 }
