@@ -26,7 +26,7 @@ from speclab.system.paths import ROOT
 from tools import chapter_pictures
 
 RESULTS, PLOTS = ROOT / "results", ROOT / "plots"
-PAGES = ("README.md", "docs/**/*.md", "results/*.md")
+PAGES = ("README.md", "docs/**/*.md", "results/*.md", "models/**/*.md")
 
 
 class Kind(NamedTuple):
