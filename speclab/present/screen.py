@@ -52,7 +52,6 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
 
 
 def target_name(run: LabRun) -> str:
-    """Return the target as the table calls it."""
     name = run.settings["target"]
     return LAB if name == "models/lab-pair/target" else name.rpartition("/")[2]
 
@@ -74,7 +73,6 @@ def circumstances(run: Head) -> str:
 
 
 def provenance(run: LabRun) -> str:
-    """Return the circumstances and the size of a run, in one paragraph."""
     settings, padded = run.settings, padding_remark(run.settings["target"])
     size = f"{settings['n_prompts']} prompts, up to {settings['max_new_tokens']} new tokens each"
     return f"{circumstances(run)}; {size}, {timed(settings['repeats'])}." + f" {padded}" * bool(padded)
