@@ -21,7 +21,7 @@ if __name__ == "__main__":
 import argparse
 import copy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +48,6 @@ DRAFT = "dial:0.8:free"
 DTYPES = ("float32", "bfloat16")
 K = 4  # of the rounds that are replayed along the margins
 EDGES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)  # the lower ends of the groups of margins, in logits
-SURE = 1.0  # from this margin on, a better draft could be right everywhere
 
 # --- the record -------------------------------------------------------------------------------------------------------
 
@@ -70,13 +69,11 @@ class Group(RecordPart):
 
 @dataclass(kw_only=True)
 class Margins(RecordPart):
-    """One draft. n_sure_rounds: those that the same texts would take with a draft that is right wherever the margin is
-    at least SURE."""
+    """One draft along the texts."""
 
     draft: str
     n_tokens: Count = 0
     n_rounds: Count = 0
-    n_sure_rounds: Count = 0
     groups: list[Group]
 
 
@@ -116,36 +113,14 @@ def count(row: Margins, margins: Sequence[float], accepted: AcceptProbs, k: int)
         group.n_places += 1
         group.n_proposed += len(proposed[:1])
         group.n_right += sum(map(bool, proposed[:1]))
-
-    def right(start: int, depth: int) -> bool | None:
-        return bool(accepted[start][depth]) if depth < len(accepted[start]) else None
-
-    def surely(start: int, depth: int) -> bool | None:
-        return True if margins[start + depth] >= SURE else right(start, depth)
-
-    ends, n_rounds = replayed(len(margins), k, right)
-    for place in ends:
-        places[place].n_ends += 1
+    start = 1
+    while start < len(margins):
+        drafted = accepted[start][: min(k, len(margins) - start - 1)]
+        n_accepted = next((i for i, is_right in enumerate(drafted) if not is_right), len(drafted))
+        if n_accepted < len(drafted):
+            places[start + n_accepted].n_ends += 1
+        start, row.n_rounds = start + n_accepted + 1, row.n_rounds + 1
     row.n_tokens += len(margins) - 1
-    row.n_rounds += n_rounds
-    row.n_sure_rounds += replayed(len(margins), k, surely)[1]
-
-
-def replayed(n: int, k: int, right: Callable[[int, int], bool | None]) -> tuple[list[int], int]:
-    """Replay the rounds over a text of n tokens, the first of which comes with the prompt.
-
-    right: (first place of the round, number in its draft) -> whether the drafted token is the target's, None where
-    nothing is drafted.  -> the places of the rejected tokens, the number of rounds
-    """
-    start, ends, n_rounds = 1, [], 0
-    while start < n:
-        asked, n_accepted = min(k, n - start - 1), 0
-        while n_accepted < asked and right(start, n_accepted):
-            n_accepted += 1
-        if n_accepted < asked and right(start, n_accepted) is False:
-            ends.append(start + n_accepted)
-        start, n_rounds = start + n_accepted + 1, n_rounds + 1
-    return ends, n_rounds
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -189,8 +164,7 @@ LEGEND = [
 OF_MARGINS = [
     "margin: the target's highest logit minus its second one. places and ends are the shares of the text's places and "
     "of the rejections; α is the share of right tokens among the first ones that a draft proposes there.",
-    f"tok/rnd is what a replay of the rounds gives, with k = {K}; sure is what a draft would give that is right "
-    f"wherever the margin is {SURE:g} or more.",
+    f"tok/rnd is what a replay of the rounds gives, with k = {K}.",
 ]
 
 
@@ -234,7 +208,6 @@ def margin_table(run: SameTextRun) -> Table:
         "α": lambda pair: share(pair[1].n_right, pair[1].n_proposed),
         "ends": lambda pair: share(pair[1].n_ends, sum(group.n_ends for group in pair[0].groups)),
         "tok/rnd": lambda pair: share(pair[0].n_tokens, pair[0].n_rounds) if pair[1].low == 0 else "",
-        "sure": lambda pair: share(pair[0].n_tokens, pair[0].n_sure_rounds) if pair[1].low == 0 else "",
     }
     return Table([(row, group) for row in run.margins for group in row.groups], cells, n_words=2)
 

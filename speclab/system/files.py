@@ -79,6 +79,7 @@ def _told(path: Path, advice: str) -> Iterator[None]:
 def _target(path: Path) -> Path:
     """Return the file that `path` means, links followed. Raises OSError where it is no file that may be written."""
     target = Path(os.path.realpath(path))
-    if os.path.lexists(target) and not (target.is_file() and os.access(target, os.W_OK)):
+    is_there = target.is_symlink() or target.exists()  # a link that is left leads to itself
+    if is_there and not (target.is_file() and os.access(target, os.W_OK)):
         raise OSError(errno.EINVAL, "it is no regular file, or read-only")
     return target

@@ -95,7 +95,7 @@ def test_a_pass_is_made_of_passes_without_experts():
 
 def test_memory_is_asked_first(monkeypatch):
     monkeypatch.setattr(padding, "free_memory", lambda device: 10)
-    with pytest.raises(EnvironmentProblem, match=r"e4k2 needs .* GB in .*; use a smaller one"):
+    with pytest.raises(EnvironmentProblem, match=r"e4k2 needs .* GB .*; use a smaller one"):
         mixed_llama(4, 2)
 
 

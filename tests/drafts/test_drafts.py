@@ -156,7 +156,7 @@ def test_dial_refuses_what_is_no_probability_and_sampling(target):
     for accuracy in (-0.1, 1.1, float("nan")):
         with pytest.raises(ValueError, match="0 … 1"):
             Dial(accuracy)
-    with pytest.raises(UsageProblem, match="temperature=0"):
+    with pytest.raises(UsageProblem, match="--temperature 0"):
         rounds_of(target, Dial(0.5), 3, 5, Sampling(temperature=0.7))
 
 

@@ -89,15 +89,16 @@ def agree(
     """
     if right is None:
         solution = importlib.import_module(f"solutions.{stem_of(learner)}")
-        right = RIGHT[ask] = RIGHT.get(ask) or [ask(solution, *case) for case in cases]
+        right = [_once(ask, solution, i, case) for i, case in enumerate(cases)]
     found = [_answer(ask, learner, case) for case in cases]
-    pairs = list(zip(cases, found, strict=True))
     for case, given, expected in zip(cases, found, right, strict=True):
         if given != expected:
             if isinstance(given, dict) and isinstance(expected, dict):
                 given, expected = _without_equals(given, expected), _without_equals(expected, given)
             words = (about.format if isinstance(about, str) else about)(*case)
-            name = named(learner, lambda module: all(_answer(ask, module, one) == its for one, its in pairs))
+            name = named(
+                learner, lambda module: all(_once(ask, module, i, cases[i]) == its for i, its in enumerate(found))
+            )
             wrong(f"{words}: {said(expected)}, yours says {said(given)}{name}", rule_of(ask))
 
 
@@ -110,6 +111,16 @@ def _answer(ask: Callable, module: ModuleType, case: tuple) -> object:
         if any(is_learners_file(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)):
             raise
         return f"what no check can read, {type(error).__name__}: {cut(text_of(error))}"
+
+
+def _once(ask: Callable, module: ModuleType, i: int, case: tuple) -> object:
+    """`_answer` of a module that nobody changes, to its i-th case: kept while checks run."""
+    if (ask, module, i) not in ANSWERS:
+        ANSWERS[ask, module, i] = _answer(ask, module, case)
+    return ANSWERS[ask, module, i]
+
+
+ANSWERS: dict[tuple[Callable, ModuleType, int], object] = {}
 
 
 def simplest(cases: Iterable) -> list:
@@ -159,7 +170,6 @@ def mistaken(stem: str, name: str) -> ModuleType:
 
 
 known = functools.cache(mistaken)  # nobody watches its functions
-RIGHT: dict[Callable, list] = {}  # the solution's answers
 
 
 def with_mistakes(stem: str, *names: str) -> str:

@@ -120,11 +120,13 @@ def returning_something(module: ModuleType, put: Callable = setattr) -> ModuleTy
     holes = own_functions(importlib.import_module(f"solutions.{stem}")) if not stem.startswith(("ex04", "ex08")) else {}
 
     def watched(function: Callable) -> Callable:
+        names = [*inspect.signature(function).parameters] if function.__qualname__ in holes else []
+
         @functools.wraps(function)
         def call(*args, **kwargs):
             __tracebackhide__ = True
-            given = dict(zip(inspect.signature(function).parameters, args, strict=False)) | kwargs
-            before = {name: numbers_of(value) for name, value in given.items() if function.__qualname__ in holes}
+            given = dict(zip(names, args, strict=False)) | kwargs
+            before = {name: numbers_of(value) for name, value in given.items()} if names else {}
             answer = function(*args, **kwargs)
             for name, numbers in before.items():
                 if numbers_of(given[name]) != numbers:

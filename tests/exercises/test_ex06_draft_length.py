@@ -11,49 +11,36 @@ from solutions import ex06_draft_length as right
 from tests.exercises.answers import asked, whole
 
 
-class Costs(dict):
-    """Of a pass over m tokens: 1 + slope (m - 1), but for the widths that are named."""
-
-    slope, __hash__ = 0.0, object.__hash__
-
-    def __missing__(self, m: int) -> float:
-        return 1 + self.slope * (m - 1)
-
-    def __str__(self) -> str:
-        return f"1 + {self.slope:g} (m - 1)" + "".join(f", {cost:g} at m = {m}" for m, cost in self.items())
+def costs(slope: float = 0.0, others: dict[int, float] | None = None) -> tuple[float, ...]:
+    """Of passes over m = 1, 2, ... tokens: 1 + slope (m - 1), but for the widths that are named."""
+    return tuple((others or {}).get(m, 1 + slope * (m - 1)) for m in range(1, 18))
 
 
-def sloping(slope: float) -> Costs:
-    costs = Costs()
-    costs.slope = slope
-    return costs
+FLAT, FREE = costs(), 0.0
+BEST = "alpha {}, draft_cost {}, verify_cost of m = 1, 2, ... {}, overhead {}, longest {}: the best k"
 
 
-FLAT, FREE = Costs(), 0.0
-BEST = "alpha {}, draft_cost {}, verify_cost(m) = {}, overhead {}, longest {}: the best k"
-
-
-def best(one: ModuleType, alpha: float, c: float, costs: Costs, o: float, longest: int) -> object:
-    return whole(one.best_draft_length(alpha, c, costs.__getitem__, o, longest))
+def best(one: ModuleType, alpha: float, c: float, table: tuple[float, ...], o: float, longest: int) -> object:
+    return whole(one.best_draft_length(alpha, c, lambda m: table[m - 1], o, longest))
 
 
 KNOWN = {
     **{(alpha, c, FLAT, 0.0, 16): k for alpha, c, k in ((0.8, 0.1, 6), (0.8, 0.3, 3), (0.6, 0.1, 3), (0.95, 0.1, 15))},
-    (0.8, 0.02, Costs(dict.fromkeys(range(5, 10), 2.0)), 0.0, 8): 3,  # a draft of 4 needs a pass over 5
-    (0.9, 0.02, Costs(dict.fromkeys(range(3, 10), 1.6)), 0.0, 8): 8,  # after the dip at k = 2 it rises again
-    (0.3, 0.3, sloping(0.1), 0.05, 16): 0,
-    (0.4, 0.1, Costs({1: 0.5}), 0.0, 8): 2,
+    (0.8, 0.02, costs(0.0, dict.fromkeys(range(5, 10), 2.0)), 0.0, 8): 3,  # a draft of 4 needs a pass over 5
+    (0.9, 0.02, costs(0.0, dict.fromkeys(range(3, 10), 1.6)), 0.0, 8): 8,  # after the dip at k = 2 it rises again
+    (0.3, 0.3, costs(0.1), 0.05, 16): 0,
+    (0.4, 0.1, costs(0.0, {1: 0.5}), 0.0, 8): 2,
     (0.95, FREE, FLAT, 0.0, 5): 5,
     (0.95, FREE, FLAT, 0.0, 0): 0,
     (0.0, FREE, FLAT, 0.0, 8): 0,
     (1.0, 1.0, FLAT, 0.0, 8): 0,
 }
 for first, second in ((1, 3), (3, 7)):  # equally fast
-    costs = Costs(dict.fromkeys(range(1, 11), 99.0) | {first + 1: 1.0, second + 1: 2.0})
-    KNOWN[1.0, FREE, costs, 0.0, 9] = first
+    others = dict.fromkeys(range(1, 11), 99.0) | {first + 1: 1.0, second + 1: 2.0}
+    KNOWN[1.0, FREE, costs(0.0, others), 0.0, 9] = first
 
 
-SLOPES = [sloping(slope) for slope in (0.0, 0.03, 0.2)]
+SLOPES = [costs(slope) for slope in (0.0, 0.03, 0.2)]
 GRID = list(itertools.product((0.0, 0.2, 0.5, 0.75, 0.9, 1.0), (0.0, 0.07, 0.4), SLOPES, (0.0, 0.15), (10,)))
 
 

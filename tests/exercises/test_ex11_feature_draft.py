@@ -169,8 +169,6 @@ class Adder:
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         learner, self.text = self.learner, [*self.text, *committed]
         states, tokens = learner.new_pairs(list(self.text), self.n_read, self.target.states.clone())
-        if len(states) != len(tokens):
-            wrong(f"text {self.text}: new_pairs gives {len(states)} states and {len(tokens)} ids")
         pairs = list(zip(states, map(int, tokens), strict=True))
         self.n_read, self.waiting = self.n_read + len(pairs), self.waiting + pairs
 

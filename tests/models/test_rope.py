@@ -73,7 +73,6 @@ def pair_of(kind: str, engine: str) -> tuple[CachedModel, CachedModel]:
 
 @pytest.mark.parametrize(("kind", "engine"), GRID)
 def test_texts_up_to_the_limit_are_those_of_uncached_passes(kind, engine):
-    """The engine c makes the angles of more positions than a text has: these must not count as a longer text."""
     check_texts_up_to_the_limit(kind, engine, ModelDrafter)
 
 

@@ -112,11 +112,7 @@ def show_predictions(modules: Modules, run: ComparisonRun, measured: Measurement
         headers = ["draft", "k", "T", "your α", "yours", "measured", "book(α)", "accounting"]
         say(f"\nWhat you predicted\n\n{tables.table(lines, headers)}")
     if 6 in modules:
-        lines = []
-        for best, length, speedup in (chosen(modules[6], run, rows, entry) for entry in run.costs):
-            if best is not None:
-                of_best = [best.method, f"{best.temperature:g}", tables.number(best.acceptance_rate), str(length)]
-                lines.append([*of_best, tables.speedup(speedup), str(best.draft_length), tables.speedup(best.speedup)])
+        lines = [cells for entry in run.costs if (cells := chosen(modules[6], run, rows, entry))]
         headers = ["draft", "T", "α", "your k", "measured", "best k", "its speedup"]
         say(f"\nThe draft lengths that you would take\n\n{tables.table(lines, headers)}")
 
@@ -135,22 +131,22 @@ def _predicted(learner: ModuleType, row: Row, measured: Measurement) -> list[str
     return [str(row.draft), str(row.draft_length), f"{row.temperature:g}", tables.number(alpha), *speedups]
 
 
-def chosen(
-    learner: ModuleType, run: ComparisonRun, rows: list[Row], entry: dict
-) -> tuple[Row | None, int, float | None]:
+def chosen(learner: ModuleType, run: ComparisonRun, rows: list[Row], entry: dict) -> list[str]:
     """Exercise 6 on one draft's calibrated costs, an entry of `run.costs`, in target steps, as in theory/formulas.py.
 
-    -> the best measured row of a fixed length, None where no such row was tested; the length that exercise 6 chooses
-    from that row's alpha and its costs; the speedup of that length, None where no row has it
+    -> the cells of a line: the length that it chooses from the alpha of the best measured row of a fixed length, and
+    the speedup of the row with that length, where there is one; no cells where no such row was tested
     """
     same = [r for r in rows if (r.method, r.temperature) == (entry["drafter"], entry["temperature"])]
     fixed = [r for r in same if r.draft_length and not (r.draft or "").endswith(AUTO) and r.acceptance_rate is not None]
     if not fixed:
-        return None, 0, None
+        return []
     best, longest = max(fixed, key=lambda row: row.speedup), max(run.settings["draft_lengths"])
     n_prompt = mean({line.prompt_index: line.n_prompt for line in run.raw}.values())
     context = n_prompt + run.settings["max_new_tokens"] / 2
     costs, k = Costs.from_json(entry["costs"]), best.draft_length
     prices = costs.draft_cost(k, context), lambda width: costs.verify_cost(width, context), costs.overhead(k, context)
     length = ask(6, learner.best_draft_length, best.acceptance_rate, *prices, longest, check=whole(0, longest))
-    return best, length, next((row.speedup for row in fixed if row.draft_length == length), None)
+    speedup = next((row.speedup for row in fixed if row.draft_length == length), None)
+    yours = [best.method, f"{best.temperature:g}", tables.number(best.acceptance_rate), str(length)]
+    return [*yours, tables.speedup(speedup), str(k), tables.speedup(best.speedup)]

@@ -12,6 +12,7 @@ A page counts the requests of everybody, and not how long a draft was. vLLM with
 detailed says with each answer what every round of that request drafted and kept.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -177,8 +178,7 @@ def total(parts: Iterable[EngineCounts]) -> EngineCounts:
 
 
 def _sums(rows: Sequence[list[int]]) -> list[int]:
-    width = max(map(len, rows), default=0)
-    return [sum(row[place] for row in rows if place < len(row)) for place in range(width)]
+    return [sum(column) for column in itertools.zip_longest(*rows, fillvalue=0)]
 
 
 def of_rounds(rounds: Iterable[tuple[int, int]], draft_length: int) -> EngineCounts:

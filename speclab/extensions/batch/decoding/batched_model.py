@@ -38,20 +38,13 @@ class BatchedModel:
 
     def __init__(self, model: CachedModel, n_rows: int):
         self.model, self.n_rows = model, n_rows
+        self.device, self.vocab_size = model.device, model.vocab_size
         self.lengths = [0] * n_rows
         self._hidden: dict[int, Tensor] = {}
         self._prefilled: int | None = None  # the row whose prompt was the last pass
         self._starts: list[int] = []  # lengths before the last pass
         self._sizes: list[int] | None = None  # how many tokens of each row the draft's pass verifies
         self._buffers: RowBuffers | RowPages | None = None
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def vocab_size(self) -> int:
-        return self.model.vocab_size
 
     def start(self, longest: int, widths: Iterable[int] = ()) -> None:
         """Drop all texts. longest: tokens that a row may hold at once, with those of a pass that are rejected. widths:

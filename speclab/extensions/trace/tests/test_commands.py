@@ -119,7 +119,6 @@ BAD = [
     ("''", 2, ("FILE", "empty")),
     ("file/x.html", 3, ("file/x.html", "FILE")),
     ("fifo", 3, ("fifo", "no regular file")),
-    ("loop", 3, ("loop", "FILE")),
     ("--target nowhere", 3, ("nowhere",)),
     ("--draft dial:0.5:free --temperature 1", 2, ("dial",)),
     ("--draft dial:0.8:free -k auto", 2, ("-k auto", "give -k a number")),

@@ -193,6 +193,7 @@ def test_the_most_probable_branches_are_drafted(n, how):
         tokens, parents = draft.tokens[0].tolist(), draft.parents[0].tolist()
         drafted = [()]
         for token, parent in zip(tokens, parents, strict=True):
+            assert parent + 1 < len(drafted)
             drafted.append((*drafted[parent + 1], token))
         del drafted[0]
         known = branches(drafter.draft, [*prompt[0].tolist(), seed], 3, how)
