@@ -55,7 +55,6 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
 
 
 def target_name(run: LabRun) -> str:
-    """Return the target as the table calls it."""
     name = run.settings["target"]
     if name == "models/lab-pair/target":
         return LAB + ", eager" * (run.settings["engine"] == "eager")
@@ -79,7 +78,6 @@ def circumstances(run: Head) -> str:
 
 
 def provenance(run: LabRun) -> str:
-    """Return the circumstances and the size of a run, in one paragraph."""
     settings, padded = run.settings, padding_remark(run.settings["target"])
     size = f"{settings['n_prompts']} prompts, up to {settings['max_new_tokens']} new tokens each"
     return f"{circumstances(run)}; {size}, {timed(settings['repeats'])}." + f" {padded}" * bool(padded)
