@@ -82,7 +82,7 @@ def stages_of(args: argparse.Namespace) -> list[Stage]:
         registry.read(draft)
         words, peers = ("--target", target, "--name", record, "--draft"), f"-m benchmarks.peers -k {LENGTHS[0]}"
         return [
-            stage(f"{shown}: compare", seconds, f"compare.py -k {LENGTHS} --no-padded", *words, f"{draft},ngram"),
+            stage(f"{shown}: compare", seconds, f"compare.py -k {LENGTHS} --alone", *words, f"{draft},ngram"),
             stage(f"{shown}: roofline", seconds / 2, f"-m benchmarks.roofline --widths {WIDTHS}", *words, draft),
             stage(f"{shown}: peers", seconds, f"{peers} --repeats 1", *words, draft),
         ]
@@ -90,7 +90,7 @@ def stages_of(args: argparse.Namespace) -> list[Stage]:
     side_by_side = "-n 4 --dist worksteal" if find_spec("xdist") else ""
     pytest = f"-m pytest -q -o addopts= -p no:cacheprovider {side_by_side} -m cuda tests/test_cuda.py"
     tests = [Stage(TESTS, 120, tuple(pytest.split()))] if find_spec("pytest") else []
-    exact = "compare.py --quick --no-padded --temperature 0 --name gpu-float32"
+    exact = "compare.py --quick --alone --temperature 0 --name gpu-float32"
     first, *others = zip(names, records, strict=True)
     return [
         *size(*first, 150),

@@ -14,12 +14,11 @@ from speclab.theory.formulas import book_formula, omega_star
 from speclab.theory.ladder import prediction_rows
 
 RESULTS, PAIR = ROOT / "results", ROOT / "models" / "lab-pair"
-DEFAULT_RUN = RESULTS / "cpu-2-cores-default.json"  # python compare.py
+DEFAULT_RUN = RESULTS / "cpu-2-cores-c.json"  # python compare.py
 GPU_RUN = RESULTS / "gpu-lab-8b-v128256.json"  # python -m benchmarks.gpu, its first size
-# --target smollm2 --draft ngram,suffix,int8 -k 2,4 --temperature 0 --texts served --limit 2
-REAL_RUN = RESULTS / "cpu-2-cores-smollm2.json"
-# --target smollm2 --draft feature,hybrid -k 2,4 --temperature 0 --texts served --limit 2
-HEAD_RUN = RESULTS / "cpu-2-cores-smollm2-head.json"
+# --target smollm2 --draft hybrid,int8,ngram -k 2,4 --temperature 0 --texts served --limit 2
+REAL_RUN = RESULTS / "cpu-2-cores-c-smollm2.json"
+LARGE_RUN = RESULTS / "cpu-2-cores-c-200m.json"  # --target lab:200m --temperature 0 --limit 2
 FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # --full --draft model,ngram -k 2,4,8 --max-new-tokens 96 --repeats 2
 # --target lab:200m --temperature 0 --limit 2 -k 4,6,8,12,auto
 # --draft model,feature,hybrid,tree:best:feature, without the rows of drafts that the lab no longer has
@@ -56,17 +55,9 @@ def headline() -> str:
     Raises ValueError where a text of them is not the baseline's.
     """
     found: list[tuple[ComparisonRun, Path, Row]] = []
-    first = comparison(DEFAULT_RUN)
-    for run, path in (
-        (comparison(GPU_RUN), GPU_RUN),
-        (first, DEFAULT_RUN),
-        (first.padded, DEFAULT_RUN),
-        (comparison(HEAD_RUN), HEAD_RUN),
-        (comparison(REAL_RUN), REAL_RUN),
-    ):
-        if run is not None:
-            rows = drafted(run)
-            found += [(run, path, rows[-1]), *([(run, path, rows[0])] if path == REAL_RUN else [])]
+    for path in (GPU_RUN, LARGE_RUN, DEFAULT_RUN, REAL_RUN):
+        run, rows = comparison(path), drafted(comparison(path))
+        found += [(run, path, rows[-1]), *([(run, path, rows[0])] if path == REAL_RUN else [])]
     if wrong := [row.method for _, _, row in found if not row.same_as_baseline]:
         raise ValueError(f"the text of {wrong[0]} is not the baseline's, so it is no headline")
     cells: dict[str, tables.Cell] = {
@@ -82,20 +73,27 @@ def headline() -> str:
 
 
 def first_run() -> str:
-    return f"```text\n{screen.screen(comparison(DEFAULT_RUN))}```"
+    """The first screen of a run, with the rows of one length."""
+
+    def short(run: ComparisonRun | None) -> ComparisonRun | None:
+        return run and replace(run, rows=[row for row in run.rows if row.draft_length in (0, 4)])
+
+    run = comparison(DEFAULT_RUN)
+    both = {"eager": short(run.eager), "padded": short(run.padded)}
+    return f"```text\n{screen.screen(replace(short(run) or run, **both))}```"
 
 
-METHODS = ""  # docs/which-method.md says more
+METHODS = ""  # none: docs/which-method.md says more
 DRAFTS = (  # name, what it is, does it need training, its chapter, the comparison in which its fastest row is looked up
-    ("`model`", "the lab's one-layer model, distilled from the target", "done", "02-greedy", DEFAULT_RUN),
+    ("`model`", "the lab's one-layer model, distilled from the target", "done", "02-greedy", LARGE_RUN),
     ("folder or hub name", "a smaller model with the target's tokenizer", "no", "02-greedy", None),
     ("`feature`", "one layer over the target's hidden states (EAGLE-3)", "done", "11-feature-draft", DEFAULT_RUN),
     ("`block`", "seven tokens in one pass (DSpark, DFlash)", "done", "12-block-draft", None),
     ("`exit:2`", "the target's first two layers and a trained adapter", "done", METHODS, None),
-    ("`int8`", "the target itself, its weights rounded to 8 bits", "no", METHODS, None),
-    ("`ngram`", "copies what followed the same words earlier in the text", "no", "07-ngram", FULL_RUN),
+    ("`int8`", "the target itself, its weights rounded to 8 bits", "no", METHODS, REAL_RUN),
+    ("`ngram`", "copies what followed the same words earlier in the text", "no", "07-ngram", REAL_RUN),
     ("`suffix`", "the same, but what followed most often", "no", METHODS, None),
-    ("`hybrid`", "`suffix` or `feature`, decided in every round", "done", METHODS, DEFAULT_RUN),
+    ("`hybrid`", "`suffix` or `feature`, decided in every round", "done", METHODS, LARGE_RUN),
     ("`tree:best:feature`", "branches of a draft, here of `feature`", "done", "15-token-trees", TREES_RUN),
     ("`merge:suffix+model`", "several drafts merged into one tree", "done", METHODS, None),
     ("`retokenize:NAME`, `intersect:NAME`", "a model with another tokenizer", "no", METHODS, None),
@@ -112,10 +110,10 @@ def drafts() -> str:
             row = [row for row in drafted(run) if row.method == name.strip("`")][-1]
             link = f"[{tables.speedup(row.speedup)}](results/{record.stem}.md)"
             measured = f"{link}, {screen.target_name(run)}, k = {row.draft_length}"
-        chapter = f"[chapter {int(page[:2])}](docs/chapters/{page}.md)" if page else "[methods](docs/which-method.md)"
-        lines.append([name, what, training, measured, chapter])
-    headers = ["`--draft`", "what it is", "needs training", "measured", "read on"]
-    return tables.table(lines, headers, markdown=True, n_words=5)
+        chapter = f" ([chapter {int(page[:2])}](docs/chapters/{page}.md))" if page else ""
+        lines.append([name, what + chapter, training, measured])
+    headers = ["`--draft`", "what it is", "needs training", "measured"]
+    return tables.table(lines, headers, markdown=True, n_words=4)
 
 
 # --- the lab's own models ---------------------------------------------------------------------------------------------
@@ -189,14 +187,6 @@ def full(ladder: bool) -> str:
     return shown([row for row in rows if row.draft or row.method == "baseline"], tables.cells(*heads))
 
 
-def brief(temperature: float) -> str:
-    """The output of `compare.py --quick --brief` for one temperature."""
-    run = comparison(DEFAULT_RUN)
-    rows = [row for row in run.rows if row.temperature == temperature and row.draft_length in QUICK]
-    quick = replace(run, rows=rows, padded=None)  # as a quick run has none
-    return f"```text\n{screen.screen(quick, brief=True).strip()}\n```"
-
-
 def counts() -> str:
     """The counts of the greedy rows of a quick run: they do not depend on the machine."""
     rows = [row for row in comparison(DEFAULT_RUN).rows if row.draft and row.draft_length in QUICK]
@@ -244,7 +234,5 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "full-rows": lambda: full(ladder=False),
     "full-ladder": lambda: full(ladder=True),
     "methods": methods,
-    "brief-greedy": lambda: brief(0),
-    "brief-sampled": lambda: brief(0.8),
     "counts-greedy": counts,
 }

@@ -26,7 +26,7 @@ from speclab.system.paths import ROOT
 from tools import chapter_pictures
 
 RESULTS, PLOTS = ROOT / "results", ROOT / "plots"
-PAGES = ("README.md", "docs/**/*.md", "results/*.md")
+PAGES = ("README.md", "docs/**/*.md", "results/*.md", "models/**/*.md")
 
 
 class Kind(NamedTuple):
@@ -38,8 +38,8 @@ class Kind(NamedTuple):
 
 
 def _comparison(run: ComparisonRun, folder: Path, name: str) -> list[functools.partial[Any]]:
-    padded = plots.comparison(run.padded, folder, f"{name}-padded") if run.padded else []
-    return [*plots.comparison(run, folder, name), *padded]
+    runs = {name: run, f"{name}-eager": run.eager, f"{name}-padded": run.padded}
+    return [step for named, one in runs.items() if one for step in plots.comparison(one, folder, named)]
 
 
 # The kinds by a field that no other kind has.

@@ -2,7 +2,7 @@
 
 import argparse
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +37,7 @@ ALWAYS = {"repeats": 1, "temperature": "0,0.8"}
 ANSWER_TOKENS = 192  # of an answer to one of --texts, at most
 USUAL_DRAFTS = "model,ngram"
 LAB_DRAFTS = "model,feature,hybrid"  # of a comparison with the lab's own target
+OTHERS = ("eager", "padded")  # the short comparisons after that of the lab's own pair
 
 View = Callable[[], str]  # makes a text of a record
 Step = Callable[[], Path | None]  # prints or writes; for `files.write_all`
@@ -55,8 +56,9 @@ def run(docstring: str, argv: list[str] | None, functions: LoopFunctions | None 
     record, measured = _measure(args, config)
     where = [f"everything else: {shown(output.result('.md'))}", "why is mine not faster? docs/why-not-faster.md"]
     pictures: list[Step] = [*plots.comparison(record, output.plots, output.name)]
-    if record.padded:
-        pictures += plots.comparison(record.padded, output.plots, f"{output.name}-padded")
+    for name in OTHERS:
+        if other := getattr(record, name):
+            pictures += plots.comparison(other, output.plots, f"{output.name}-{name}")
     text = functools.partial(screen, record, args.brief, where)
     show(output, record, text, functools.partial(report.page, record, output.name), pictures)
     return max(map(exit_code, measured))
@@ -74,8 +76,9 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
     size = group.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 2, 4")
     size.add_argument("--full", action="store_true", help="all prompts, 128 tokens")
-    padded = "leave out the short run with the lab's pair padded to a larger size"
-    group.add_argument("--no-padded", action="store_true", help=padded)
+    group.add_argument(
+        "--alone", action="store_true", help="leave out the short runs of the lab's pair, eager and padded"
+    )
     group = parser.add_argument_group("results")
     group.add_argument("--brief", action="store_true", help="print the table alone")
     flags.add_output_flags(group)
@@ -84,8 +87,8 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
 
 
 def filled(args: argparse.Namespace) -> argparse.Namespace:
-    """Return the arguments, with the defaults of their size wherever the command line gives none. `padded`: whether the
-    lab's pair is measured at a larger size as well."""
+    """Return the arguments, with the defaults of their size wherever the command line gives none. `others`: whether the
+    lab's pair is measured eagerly and padded as well."""
     size = "quick" if args.quick else "full" if args.full else "default"
     is_lab = args.target == LAB_TARGET or sizes.is_lab_size(args.target)
     defaults = ALWAYS | SIZES[size] | {"draft": LAB_DRAFTS if is_lab else USUAL_DRAFTS}
@@ -93,8 +96,8 @@ def filled(args: argparse.Namespace) -> argparse.Namespace:
         defaults["max_new_tokens"] = ANSWER_TOKENS
     found = flags.with_defaults(args, defaults)
     drafts_nothing = parsing.lengths(found.draft_length, "-k") == ([0], False)
-    usable = args.target == LAB_TARGET and size != "quick" and not drafts_nothing and not args.no_padded
-    found.padded = usable and bool(comparison.padded_kinds(found.draft.split(","), "lab:50m"))
+    usable = args.target == LAB_TARGET and size != "quick" and not drafts_nothing and not args.alone
+    found.others = usable and bool(comparison.padded_kinds(found.draft.split(","), "lab:50m"))
     return found
 
 
@@ -150,18 +153,30 @@ def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[ComparisonRun
     run, measured = comparison.compare(config)
     if config.functions.look_at:
         config.functions.look_at(run, measured)
-    size = comparison.padded_size(config, run.bandwidth or 0.0) if args.padded and not measured.interrupted else ""
-    if size is None:
+    found = [measured]
+    for name, given in _others(config, run, args.draft.split(",")) if args.others and not measured.interrupted else ():
+        with kept_when_stopped(lambda name=name: f"the lab's pair is measured, the {name} pair is not") as stops:
+            second = comparison.short_config(config, *given)
+            note(f"now a short run, {name}: {', '.join(second.models().values())}")
+            other, of_other = comparison.compare(second)
+            setattr(run, name, other)
+            found.append(of_other)
+        if stops:
+            run.interrupted = isinstance(stops[0], KeyboardInterrupt)
+            break
+    return run, found
+
+
+def _others(
+    config: RunConfig, run: ComparisonRun, kinds: list[str]
+) -> Iterator[tuple[str, tuple[str, str, list[str]]]]:
+    """Yield the name, target, engine and drafts of each short comparison."""
+    if config.setup.engine != "eager":
+        yield "eager", (LAB_TARGET, "eager", kinds)
+    if size := comparison.padded_size(config, run.bandwidth or 0.0):
+        yield "padded", (size, config.setup.wish, comparison.padded_kinds(kinds, size))
+    else:
         note("no padded pair: reading its weights would take too long here, or they do not fit into memory")
-    if not size:
-        return run, [measured]
-    with kept_when_stopped(lambda: "the lab's pair is measured, the padded pair is not") as stops:
-        second = comparison.padded_config(config, size, args.draft.split(","))
-        note(f"now a short run of the same comparison at another size: {', '.join(second.models().values())}")
-        run.padded, of_padded = comparison.compare(second)
-        return run, [measured, of_padded]
-    run.interrupted = isinstance(stops[0], KeyboardInterrupt)
-    return run, [measured]
 
 
 @dataclass

@@ -149,7 +149,6 @@ class Bench:
                     self.functions.accept(draft, logits, sampling, uniforms)
 
     def forget(self) -> None:
-        """Drop what drafts have learned."""
         self._own.clear()
 
     def _drafter(self, arm: Arm, ids: Tensor, budget: int) -> Drafter:

@@ -1,8 +1,9 @@
-"""One comparison from end to end: measure, check, explain, and make the record. A second, short one has the lab's pair
-padded until a pass of the target costs what reading its weights costs.
+"""One comparison from end to end: measure, check, explain, and make the record. Two short ones show what else can limit
+a pass.
 
-The lab's own target is so small that most of a pass is the launching of kernels; a large model's pass is the reading of
-its weights. Speculation gains differently in the two, so a run shows both.
+What a pass waits for decides what speculation gains. As the library runs it, a pass of the lab's pair is mostly the
+starting of operations; in one call of the engine `c` it is arithmetic, since the weights lie in the processor's cache;
+of a pair that is padded to a larger size it is the reading of weights. So a run of the lab's pair shows all three.
 """
 
 import functools
@@ -29,10 +30,10 @@ from speclab.theory import attribution
 
 Result = TypeVar("Result")
 SIZES = ("lab:50m", "lab:100m", "lab:200m", "lab:1b", "lab:2b", "lab:8b")  # of the padded target
-SECONDS = 75.0  # that the second comparison may take
-READINGS = 4700  # of the target's weights that take as long as it: passes of all arms, prefill, loading, checks
+SECONDS = 60.0  # that the padded comparison may take
+READINGS = 2800  # of the target's weights that take as long as it: passes of all arms, prefill, loading, checks
 DRAFT_SHARE = 10  # the padded draft has a tenth of the target's parameters, a usual ratio: 8b and 1b, 70b and 8b
-PROMPTS_OF_A_KIND, NEW_TOKENS, LENGTHS = 2, 32, [2, 4]
+PROMPTS_OF_A_KIND, NEW_TOKENS, LENGTHS = 1, 40, [2, 4]  # of a short comparison
 
 
 def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement]:
@@ -134,17 +135,17 @@ def predicted(measured: Measurement, costs: CostTable) -> Predicted:
     return found
 
 
-# --- the padded pair --------------------------------------------------------------------------------------------------
+# --- the same pair where something else limits a pass -----------------------------------------------------------------
 
 
 def padded_size(config: RunConfig, bytes_a_second: float) -> str | None:
     """Return the largest size whose comparison takes SECONDS at most and whose weights fit; None where none does."""
     setup, chosen = config.setup, None
-    free, copies = free_memory(setup.device), 2 if setup.engine == "c" else 1  # that engine has a copy of its own
+    free, in_c = free_memory(setup.device), setup.engine == "c"  # which has a copy of its own, of half as many bytes
     for size in SIZES:
         n_bytes = sizes.millions_of(size) * 10**6 * setup.dtype.itemsize
-        fits = free is None or n_bytes * copies * (1 + 1 / DRAFT_SHARE) <= USABLE * free
-        if fits and READINGS * n_bytes <= SECONDS * bytes_a_second:
+        fits = free is None or n_bytes * (1.5 if in_c else 1) * (1 + 1 / DRAFT_SHARE) <= USABLE * free
+        if fits and READINGS * n_bytes / (2 if in_c else 1) <= SECONDS * bytes_a_second:
             chosen = size
     return chosen
 
@@ -158,18 +159,17 @@ def padded_kinds(kinds: list[str], size: str) -> list[str]:
     return [drafts[0] if kind == "model" else kind for kind in kinds if kind in usable]
 
 
-def padded_config(config: RunConfig, size: str, kinds: list[str]) -> RunConfig:
-    """Return the second comparison: some of the same prompts at the first temperature. Loads and checks the padded
-    models.
+def short_config(config: RunConfig, target: str, engine: str, kinds: list[str]) -> RunConfig:
+    """Return a short comparison: some of the same prompts at the first temperature. Loads and checks its models.
 
-    kinds: the words of `--draft`. Raises a Problem where the models cannot be loaded.
+    kinds: words of `--draft`. Raises a Problem where the models cannot be loaded.
     """
     setup = config.setup
-    padded = load_setup(size, setup.sampling_at(0.0), setup.device.type, setup.dtype_name, setup.wish)
+    other = load_setup(target, setup.sampling_at(0.0), setup.device.type, setup.dtype_name, engine)
     return replace(
         config,
-        setup=padded,
-        drafters=registry.make_all(registry.read_all(padded_kinds(kinds, size)), padded, config.seed),
+        setup=other,
+        drafters=registry.make_all(registry.read_all(kinds), other, config.seed),
         prompts=texts.first_of_each_kind(config.prompts, PROMPTS_OF_A_KIND),
         draft_lengths=LENGTHS,
         temperatures=config.temperatures[:1],

@@ -31,7 +31,6 @@ class Decoding:
 
     @property
     def progress(self) -> int:
-        """Return the number of tokens that it has committed."""
         return len(self.tokens)
 
     @property

@@ -32,7 +32,6 @@ class RunConfig:
 
     @property
     def common(self) -> dict:
-        """Return the fields that all rows share."""
         return {name: self.setup.recorded[name] for name in ("target", "device", "dtype")}
 
     def bench(self, max_new_tokens: int | None = None) -> Bench:
@@ -73,7 +72,6 @@ class RunConfig:
         return [f"rule    {rule.name}: {why}"]
 
     def models(self) -> dict[str, str]:
-        """Return a line about each model."""
         lines = {"target": loading.describe_model(self.setup.target_name, self.setup.target.model)}
         said = {name: drafter.describe(name, self.setup.engine) for name, drafter in self.drafters.items()}
         return lines | {name: line for name, line in said.items() if line}

@@ -33,8 +33,9 @@ def page(run: ComparisonRun, name: str) -> str:
     """Return results/NAME.md. name: the name of the pictures"""
     answer = Markdown(screen(run, markdown=True).strip())
     blocks = [provenance(run), Heading("The answer"), answer, *_details(run, name)]
-    if padded := run.padded:
-        blocks += [Heading(target_name(padded), 1), provenance(padded), *_details(padded, f"{name}-padded")]
+    for kind, other in (("eager", run.eager), ("padded", run.padded)):
+        if other:
+            blocks += [Heading(target_name(other), 1), provenance(other), *_details(other, f"{name}-{kind}")]
     return tables.show(blocks, markdown=True)
 
 

@@ -18,6 +18,9 @@ from speclab.theory.ladder import factors, prediction_rows
 LAB = "lab pair"
 LARGEST_FACTOR = 99  # that a line names; beyond it the size no longer matters
 UNTESTED = "NOT TESTED, the run's number format rounds too coarsely at this temperature; give --dtype float32"
+STARTING = "most of it is the starting of operations one by one, which wide passes share."
+READING = "it waits for memory, and further tokens cost little."
+ARITHMETIC = "arithmetic limits it, and every further token is paid."
 REPLAYS = "passes in which recurrent layers, which cannot be cropped, read accepted tokens once more"
 LOSSY = (
     "accept rule: {rule} is LOSSY: the texts do not follow the target's distribution. The number after LOSSY is the "
@@ -32,15 +35,15 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
 
     brief: only the tables, below the lines that say that texts are wrong, or speeds rough.
     """
-    runs = [run, run.padded] if run.padded else [run]
+    runs = [one for one in (run.eager, run, run.padded) if one]
     rough = Lines(f"{target_name(shown)}: {line}" for shown in runs if (line := rough_line(shown)))
     checked, facts, speeds = Lines(), Lines(), list[Block]()
     for shown in runs:
         floors = [floor for floor in shown.noise if floor.temperature == shown.noise[0].temperature]
         checked += [line for line in (*same_text_lines(shown), *remarks(shown)) if line not in checked]
-        facts += [reading_line(shown), ladder_line(shown), loops_line(shown)]
+        facts += [ladder_line(shown), loops_line(shown)]
         facts += [f"{target_name(shown)}: {line}" for line in noise_lines(floors)]
-        said = [padding_remark(shown.settings["target"]), None if brief else result_line(shown)]
+        said = [padding_remark(shown.settings["target"]), *([] if brief else [limit_line(shown), result_line(shown)])]
         speeds += [Heading(target_name(shown), 3) if len(runs) > 1 else None, Lines(filter(None, said))]
         speeds.append(speed_table(shown))
     if brief:
@@ -52,9 +55,10 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
 
 
 def target_name(run: LabRun) -> str:
-    """Return the target as the table calls it."""
     name = run.settings["target"]
-    return LAB if name == "models/lab-pair/target" else name.rpartition("/")[2]
+    if name == "models/lab-pair/target":
+        return LAB + ", eager" * (run.settings["engine"] == "eager")
+    return name.rpartition("/")[2]
 
 
 def hardware(run: Head) -> str:
@@ -74,7 +78,6 @@ def circumstances(run: Head) -> str:
 
 
 def provenance(run: LabRun) -> str:
-    """Return the circumstances and the size of a run, in one paragraph."""
     settings, padded = run.settings, padding_remark(run.settings["target"])
     size = f"{settings['n_prompts']} prompts, up to {settings['max_new_tokens']} new tokens each"
     return f"{circumstances(run)}; {size}, {timed(settings['repeats'])}." + f" {padded}" * bool(padded)
@@ -258,16 +261,22 @@ def _named(row: Row) -> str:
 # --- why not faster? --------------------------------------------------------------------------------------------------
 
 
-def reading_line(run: ComparisonRun) -> str | None:
-    """Say how much of a decode step is the reading of weights; None where that was not measured."""
+def limit_line(run: ComparisonRun) -> str | None:
+    """Say what a decode step waits for: how much of it the reading of weights takes, and what further tokens add; None
+    where that was not measured."""
     baseline = next((row for row in run.rows if (row.method, row.prompt_kind) == ("baseline", "all")), None)
-    if baseline is None or not run.bandwidth or run.weight_bytes is None:
+    chains = [row for row in _first_rows(run) if row.verify_cost and row.draft_length and not row.auto]
+    if baseline is None or not chains or not run.bandwidth or run.weight_bytes is None:
         return None
     step = baseline.seconds / max(1, baseline.n_tokens)
     share = min(1.0, run.weight_bytes / run.bandwidth / step)
+    row = min(chains, key=lambda row: abs(row.draft_length - 4))  # five tokens, where there is such a row
+    wide = row.verify_cost or 0.0
+    limit = STARTING if share < 0.25 else READING if wide < 1 + 0.075 * row.draft_length else ARITHMETIC
     return (
-        f"{target_name(run)}: a step takes {1e3 * step:.1f} ms; {share:.0%} of that is reading "
-        f"{run.weight_bytes / 1e6:.0f} MB of weights at {run.bandwidth / 1e9:.0f} GB/s"
+        f"A step takes {1e3 * step:.3g} ms; reading {run.weight_bytes / 1e6:.0f} MB of weights at "
+        f"{run.bandwidth / 1e9:.0f} GB/s is {share:.0%} of it, and a pass over {row.draft_length + 1} tokens takes "
+        f"{wide:.2f} steps: {limit}"
     )
 
 

@@ -64,7 +64,8 @@ class ComparisonRun(LabRun):
     raw: list[Decoded]
     weight_bytes: Count | None = None  # that each target pass reads; absent with experts and in older records
     bandwidth: Amount | None = None  # bytes a second that the machine reads; absent in older records
-    padded: "ComparisonRun | None" = None  # a short run of the same pair at the price of a larger one
+    eager: "ComparisonRun | None" = None  # a short run of the same pair as the library runs it
+    padded: "ComparisonRun | None" = None  # and one at the price of a larger pair
 
 
 Record = TypeVar("Record")

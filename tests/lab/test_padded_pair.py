@@ -1,4 +1,4 @@
-"""The second, short comparison at the price of a larger model: its size, its drafts, and the run as a whole."""
+"""The short comparisons after that of the lab's pair, eager and padded: sizes, drafts, and the run as a whole."""
 
 import re
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from speclab.system.errors import EnvironmentProblem
 
 GB = 10**9
 SMALL = ["--prompt", "def f(x):", "--max-new-tokens", "4", "-k", "2", "--temperature", "0", "--threads", "1"]
+SMALL += ["--draft", "ngram"]
 
 
 @pytest.fixture
@@ -48,11 +49,11 @@ def test_a_size_that_does_not_fit_is_not_chosen(size_of):
 
 @pytest.mark.parametrize(
     ("words", "wanted"),
-    [("-k 0", False), ("-k 0,2", True), ("-k auto", True), ("--quick", False), ("--no-padded", False)],
+    [("-k 0", False), ("-k 0,2", True), ("-k auto", True), ("--quick", False), ("--alone", False)],
 )
-def test_a_run_that_drafts_nothing_or_is_asked_for_one_size_has_no_second_one(words, wanted):
+def test_a_run_that_drafts_nothing_or_is_asked_for_one_pair_has_no_second_one(words, wanted):
     args = command.make_parser("").parse_args(["--draft", "model", *words.split()])
-    assert command.filled(args).padded == wanted
+    assert command.filled(args).others == wanted
 
 
 @pytest.mark.parametrize(
@@ -69,12 +70,12 @@ def test_the_drafts_of_the_comparison(kinds, size, expected):
 
 @pytest.fixture
 def run(tmp_path, capsys, monkeypatch):
-    """compare.py on a machine on which lab:20m is the largest size.  -> exit code, both outputs, the record"""
+    """compare.py on a machine on which lab:20m is the largest size.  -> exit code, both outputs, the record."""
     monkeypatch.setattr(comparison, "SIZES", ("lab:20m",))
     monkeypatch.setattr(comparison, "bandwidth", lambda *_, **__: {"copy": 1e15})
 
     def call(*words: str) -> tuple[int, str, str, ComparisonRun]:
-        code = compare.main([*SMALL, "--draft", "ngram", "--engine", "eager", "--out-dir", str(tmp_path), *words])
+        code = compare.main([*SMALL, *(words or ("--engine", "eager")), "--out-dir", str(tmp_path)])
         return (code, *capsys.readouterr(), read(tmp_path / "results" / "local.json", ComparisonRun))
 
     return call
@@ -94,23 +95,34 @@ def test_both_sizes_stand_in_one_record_and_one_table(run, monkeypatch, tmp_path
     assert re.search(r"^(lab pair +)?ngram +2 ", out, re.MULTILINE)
     assert re.search(r"^(lab:20m +)?ngram +4 ", out, re.MULTILINE)
     assert (tmp_path / "plots" / "local-padded-speedup.png").exists()
-    assert len(out.splitlines()) <= 40
+    assert len(out.splitlines()) <= 48
+
+
+def test_the_pair_on_another_engine_is_measured_eagerly_as_well(run, tmp_path):
+    code, out, _, record = run("--engine", "c")
+    assert (code, record.eager.settings["engine"], record.settings["engine"]) == (0, "eager", "c")
+    assert [row.draft for row in record.eager.rows if row.draft_length == 4 and row.prompt_kind == "all"] == ["ngram"]
+    assert record.padded.settings["engine"] == "c"
+    headings = [line for line in out.splitlines() if line in ("lab pair, eager", "lab pair", "lab:20m")]
+    assert headings == ["lab pair, eager", "lab pair", "lab:20m"]
+    assert out.count("A step takes ") == 3
+    assert (tmp_path / "plots" / "local-eager-speedup.png").exists()
 
 
 @pytest.mark.parametrize(("stop", "said"), [(KeyboardInterrupt(), "the padded pair is not"), (None, "it needs 99 GB")])
 def test_a_stop_in_the_second_size_keeps_the_first(run, monkeypatch, stop, said):
     """Ctrl-C in its turns, or models that cannot be loaded."""
-    honest = comparison.padded_config
+    honest = comparison.short_config
 
     def fail(*_):
         raise stop or EnvironmentProblem("it needs 99 GB")
 
-    def padded_config(*given):
+    def short_config(*given):
         config = honest(*given) if stop else fail()
         monkeypatch.setattr(Bench, "budget", fail)
         return config
 
-    monkeypatch.setattr(comparison, "padded_config", padded_config)
+    monkeypatch.setattr(comparison, "short_config", short_config)
     code, out, err, record = run()
     assert (code, record.interrupted, record.padded) == (0, stop is not None, None)
     assert [row for row in record.rows if row.draft]

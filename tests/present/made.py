@@ -112,10 +112,10 @@ def make_run(
     )  # fmt: skip
 
 
-def two_regimes() -> ComparisonRun:
-    """A run as `compare.py` makes it without flags: two temperatures, and one at a second size."""
-    run = make_run(lengths=(2, 4, 8))
-    padded = make_run(lengths=(2, 4, 8), temperatures=(0.0,))
-    padded.settings["target"] = "lab:200m"
+def three_regimes() -> ComparisonRun:
+    """A run as `compare.py` makes it without flags: two temperatures, and two short runs."""
+    eager, run, padded = (make_run(lengths=(2, 4, 8), temperatures=ts) for ts in ((0.0,), (0.0, 0.8), (0.0,)))
+    eager.settings["engine"], padded.settings["target"] = "eager", "lab:200m"
+    eager = replace(eager, weight_bytes=40_000_000, bandwidth=25e9)
     padded = replace(padded, weight_bytes=800_000_000, bandwidth=25e9)
-    return replace(run, weight_bytes=40_000_000, bandwidth=25e9, padded=padded)
+    return replace(run, weight_bytes=40_000_000, bandwidth=25e9, eager=eager, padded=padded)

@@ -16,14 +16,14 @@ from speclab.theory import attribution, ladder
 from speclab.theory.formulas import book_formula, expected_tokens_per_round
 from speclab.theory.ladder import EFFECTS, factors
 from tests.approved import is_approved
-from tests.present.made import COMPARISONS, KINDS, USUAL, bare, make_row, make_run, plain_row, two_regimes
+from tests.present.made import COMPARISONS, KINDS, USUAL, bare, make_row, make_run, plain_row, three_regimes
 
 APPROVED = Path(__file__).parent / "approved"
 
 
 def troubled() -> ComparisonRun:
     """Everything that can be wrong with a run, at both temperatures."""
-    run = two_regimes()
+    run = three_regimes()
     difference = {"prompt": 3, "position": 7, "tokens": ["a", "b"], "gap": 1.5, "verdict": "BUG: logits differ"}
     run.padded.correctness[0] |= {"differences": [difference], "passed": False}
     next(entry for entry in run.correctness if entry["temperature"] > 0)["passed"] = False
@@ -64,9 +64,9 @@ def untested() -> ComparisonRun:
 @pytest.mark.parametrize(
     ("name", "show"),
     [
-        ("screen.txt", lambda: screen.screen(two_regimes(), where=["everything else: results/local.md"])),
-        ("brief.txt", lambda: screen.screen(two_regimes(), brief=True)),
-        ("page.md", lambda: report.page(two_regimes(), "local")),
+        ("screen.txt", lambda: screen.screen(three_regimes(), where=["everything else: results/local.md"])),
+        ("brief.txt", lambda: screen.screen(three_regimes(), brief=True)),
+        ("page.md", lambda: report.page(three_regimes(), "local")),
         ("troubled.txt", lambda: screen.screen(troubled())),
         ("troubled-brief.txt", lambda: screen.screen(troubled(), brief=True)),
         ("lossy.txt", lambda: screen.screen(lossy())),
@@ -74,7 +74,7 @@ def untested() -> ComparisonRun:
         ("lossy.md", lambda: report.page(lossy(), "local")),
         ("without-costs.md", lambda: report.page(without_costs(), "local")),
         ("no-draft.txt", lambda: screen.screen(make_run(methods=(), temperatures=(0.8,)))),
-        ("padded-alone.txt", lambda: screen.screen(two_regimes().padded)),
+        ("padded-alone.txt", lambda: screen.screen(three_regimes().padded)),
         ("few-prompts.md", lambda: report.page(few_prompts(), "local")),
         ("untested.txt", lambda: screen.screen(untested())),
     ],
@@ -100,7 +100,7 @@ def product_of(line: str) -> float:
 def test_the_factors_of_a_line_multiply_to_the_measured_speedup(path):
     """All rows of all committed comparisons that have a ladder, and the lines of their first screens."""
     run = files.read(path, ComparisonRun)
-    for one in filter(None, (run, run.padded)):
+    for one in filter(None, (run, run.eager, run.padded)):
         rows = [row for row in one.rows if factors(row)]
         for row in rows:
             line = f"says {tables.speedup(row.book_formula)}{screen.between(row)}"
@@ -147,12 +147,24 @@ def test_a_ladder_is_shown_where_the_fastest_row_has_none():
     assert re.match(r"lab pair, model, k = \d: 1/\(1-α", screen.ladder_line(run))
 
 
-def test_reading_is_a_share_of_a_step():
-    run = two_regimes()
-    row = run.rows[0]
-    share = 40e6 / 25e9 / (row.seconds / row.n_tokens)
-    assert f"{share:.0%} of that is reading 40 MB of weights at 25 GB/s" in screen.reading_line(run)
-    assert screen.reading_line(replace(run, bandwidth=None)) is None
+@pytest.mark.parametrize(
+    ("share", "wide", "limit"),
+    [
+        (0.1, 1.0, screen.STARTING),
+        (0.1, 2.0, screen.STARTING),
+        (0.6, 1.25, screen.READING),
+        (0.6, 1.4, screen.ARITHMETIC),
+    ],
+)
+def test_what_limits_a_step_follows_from_its_reading_and_from_a_wide_pass(share, wide, limit):
+    run = make_run(lengths=(2, 4, 8), temperatures=(0.0,))
+    run.rows = [
+        replace(row, verify_cost=wide if row.draft_length == 4 else 9.0) if row.draft else row for row in run.rows
+    ]
+    step = run.rows[0].seconds / run.rows[0].n_tokens
+    run = replace(run, bandwidth=25e9, weight_bytes=round(share * step * 25e9))
+    assert f"is {share:.0%} of it, and a pass over 5 tokens takes {wide:.2f} steps: {limit}" in screen.limit_line(run)
+    assert screen.limit_line(replace(run, bandwidth=None)) is None
 
 
 def test_the_library_is_compared_with_the_baseline():

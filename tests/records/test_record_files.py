@@ -18,7 +18,7 @@ COMMITTED = sorted(RESULTS.glob("*.json"))
 
 @pytest.fixture(scope="module")
 def run() -> ComparisonRun:
-    return files.read(RESULTS / "cpu-2-cores.json", ComparisonRun)
+    return files.read(RESULTS / "cpu-2-cores-c.json", ComparisonRun)
 
 
 def assert_read(part: Any, written: Any) -> None:

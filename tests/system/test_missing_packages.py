@@ -19,7 +19,7 @@ importlib.machinery.PathFinder.find_spec = find_spec
 
 def test_a_comparison_and_the_other_scripts_need_no_further_package(pair_folder, tmp_path):
     words = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "draft"), "--engine", "eager"]
-    words += ["--limit", "1", "--max-new-tokens", "8", "-k", "2", "--temperature", "0", "--no-padded", "--prompt", "x"]
+    words += ["--limit", "1", "--max-new-tokens", "8", "-k", "2", "--temperature", "0", "--alone", "--prompt", "x"]
     scripts = "benchmarks.roofline, benchmarks.gpu, baseline_autoregressive, training.pair, compare"
     code = f"{HIDDEN}\nimport {scripts}; sys.exit(compare.main({[*words, '--out-dir', str(tmp_path)]!r}))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)

@@ -48,7 +48,7 @@ def run(package: str, numbers: list[int], words: list[str]) -> int:
     script: Any = importlib.import_module(place) if name in {*SCRIPTS, *extensions.commands()} else None
     usable = SCRIPTS.get(name, set())
     if name == "compare.py":  # the drafts that exercises are about, at one size
-        rest = ["--no-padded", "--draft", compare.USUAL_DRAFTS, *rest]
+        rest = ["--alone", "--draft", compare.USUAL_DRAFTS, *rest]
         args = compare.filled(compare.make_parser(script.__doc__).parse_args(rest))
     elif usable:
         args = decoding.parse(script.__doc__, rest, usable != {0})

@@ -447,7 +447,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one sweep, or all of them, one after the other.  -> exit code"""
     args = make_parser().parse_args(argv)
     if args.sweep in COMPARED:
-        say(f"python compare.py --no-padded {COMPARED[args.sweep]}")
+        say(f"python compare.py --alone {COMPARED[args.sweep]}")
         return 0
     names = list(SWEEPS) if args.sweep == ALL else [args.sweep]
     if len(names) > 1 and args.prompts == "-":

@@ -357,7 +357,7 @@ def test_two_accept_rules_do_not_go_together(monkeypatch, capsys):
     seen = []
     monkeypatch.setattr(compare, "main", lambda words, functions: seen.append(words) or 7)
     assert check.main(["3", "--run", "compare.py", *words]) == 7
-    assert seen == [["--no-padded", "--draft", "model,ngram", *words]], "no second size; what is typed stays"
+    assert seen == [["--alone", "--draft", "model,ngram", *words]], "no second size; what is typed stays"
 
 
 def test_a_command_of_an_extension_gets_the_functions_that_it_uses(monkeypatch):
@@ -498,7 +498,7 @@ def test_predictions_and_lengths_stand_at_the_end_of_a_comparison(comparison, tm
 
 def test_the_solutions_lengths_are_near_the_best_measured_ones():
     """From the same costs, and an average of the acceptance."""
-    record = read(paths.ROOT / "results" / "cpu-2-cores.json", ComparisonRun)
+    record = read(paths.ROOT / "results" / "cpu-2-cores-default.json", ComparisonRun)
     rows = [row for row in record.rows if row.draft and row.prompt_kind == "all"]
     lines = [run.chosen(solution(6), record, rows, entry) for entry in record.costs]
     found = [(int(cells[3]), int(cells[5])) for cells in lines if cells]
