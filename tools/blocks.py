@@ -79,8 +79,8 @@ def first_run() -> str:
         return run and replace(run, rows=[row for row in run.rows if row.draft_length in (0, 4)])
 
     run = comparison(DEFAULT_RUN)
-    both = {"eager": short(run.eager), "padded": short(run.padded)}
-    return f"```text\n{screen.screen(replace(short(run) or run, **both))}```"
+    shown = replace(short(run) or run, eager=short(run.eager), padded=short(run.padded))
+    return f"```text\n{screen.screen(shown)}```"
 
 
 METHODS = ""  # none: docs/which-method.md says more

@@ -155,7 +155,7 @@ def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[ComparisonRun
         config.functions.look_at(run, measured)
     found = [measured]
     for name, given in _others(config, run, args.draft.split(",")) if args.others and not measured.interrupted else ():
-        with kept_when_stopped(lambda name=name: f"the lab's pair is measured, the {name} pair is not") as stops:
+        with kept_when_stopped(functools.partial(str, f"the lab's pair is measured, the {name} pair is not")) as stops:
             second = comparison.short_config(config, *given)
             note(f"now a short run, {name}: {', '.join(second.models().values())}")
             other, of_other = comparison.compare(second)

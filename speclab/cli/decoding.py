@@ -47,7 +47,7 @@ class Loaded:
 
     setup: Setup
     prompts: list[Prompt]
-    drafter: Drafter | None  # None: of the baseline
+    drafter: Any  # a Drafter; None: of the baseline
     draft: str  # its name in tables and records
     draft_length: int  # with -k auto the longest
     settings: DecodeSettings

@@ -148,7 +148,8 @@ class CModel:
             if (value := parts.pop(name, None)) is None:
                 continue
             if kind is Matrix:
-                value = self._matrix(*value, self._halves.get(name, 1))
+                stored, bias = value
+                value = self._matrix(stored, bias, self._halves.get(name, 1))
             elif kind is Norm:
                 value = Norm(*map(self._address, value))
             else:

@@ -40,9 +40,11 @@ def page(run: ComparisonRun, name: str) -> str:
 
 
 def _details(run: ComparisonRun, name: str) -> list[Block]:
-    speeds = Markdown(f"![speedup by draft and k](../plots/{name}-speedup.png)")
-    why = Markdown(f"![from the book's formula to the measured speedup](../plots/{name}-why.png)")
-    blocks: list[Block] = [speeds] * any(row.draft for row in run.rows) + [why] * any(row.ladder for row in run.rows)
+    blocks: list[Block] = []
+    if any(row.draft for row in run.rows):
+        blocks.append(Markdown(f"![speedup by draft and k](../plots/{name}-speedup.png)"))
+    if any(row.ladder for row in run.rows):
+        blocks.append(Markdown(f"![from the book's formula to the measured speedup](../plots/{name}-why.png)"))
     blocks += [Heading("All rows"), rows_table(run.rows), Lines([ROWS, COSTS])]
     blocks.append(errors_table(prediction_rows(run.rows)))
     ladder, effects = ladder_table(run.rows), [LADDER, *(f"{one.name}: {one.meaning}" for one in EFFECTS)]

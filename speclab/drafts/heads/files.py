@@ -197,7 +197,8 @@ def read_tensors(
     in the file. more: shapes beside those of the head. unused: how the names begin that are passed over.
     """
     lent, ids, output = dict[str, Tensor](), None, torch.empty(0)
-    asked = {name: (FLOATS, tuple(tensor.shape)) for name, tensor in head.state_dict().items()}  # types and shape
+    asked: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {}  # types and shape
+    asked |= {name: (FLOATS, tuple(tensor.shape)) for name, tensor in head.state_dict().items()}
     asked |= {name: (FLOATS, shape) for name, shape in (more or {}).items()}
     with safe_open(path, "pt") as file:
         parts = {name: file.get_slice(name) for name in file.keys() if not name.startswith(unused)}  # noqa: SIM118
