@@ -80,4 +80,4 @@ def test_the_screen_says_what_was_cut(run):
     assert (ran.code, ran.record.prompts["n_cut"]) == (0, 2)
     n_tokens = {row.temperature: row.n_tokens for row in ran.record.rows if row.draft and row.prompt_kind == "all"}
     assert n_tokens[0.8] == 3 * 43 > n_tokens[0.0]
-    assert "lab pair: 2 of 3 greedy texts" in " ".join(ran.out.split())
+    assert "lab pair, eager: 2 of 3 greedy texts" in " ".join(ran.out.split())
