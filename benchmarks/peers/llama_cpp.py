@@ -46,6 +46,7 @@ PLAIN, SPECULATIVE, TOKENIZE = "llama-completion", "llama-speculative-simple", "
 NEEDED = (PLAIN, SPECULATIVE, TOKENIZE)
 NO_TOKEN = -1  # stands where a text ends before the budget
 SECONDS = 900  # seconds after which a program counts as hanging
+OTHER_LINES = "llama.cpp prints other lines than the version that is known; use --no-llama-cpp"
 MILLISECONDS = r" time = +([\d.]+) ms"
 
 
@@ -83,14 +84,18 @@ def read_speculative(out: bytes, err: str, prompt: bytes, budget: int) -> Genera
 
 
 def read_ids(out: bytes) -> list[int]:
-    return json.loads(out.decode().strip().splitlines()[-1])
+    """Return the ids of the last line. Raises EnvironmentProblem where another version prints something else."""
+    try:
+        return json.loads(out.decode().strip().splitlines()[-1])
+    except (ValueError, LookupError):
+        raise EnvironmentProblem(OTHER_LINES) from None
 
 
 def _number(pattern: str, text: str) -> float:
     """Return the number at the last place of a pattern. Raises EnvironmentProblem where another version prints
     something else."""
     if not (found := re.findall(pattern, text)):
-        raise EnvironmentProblem("llama.cpp prints other lines than the version that is known; use --no-llama-cpp")
+        raise EnvironmentProblem(OTHER_LINES)
     return float(found[-1])
 
 

@@ -217,7 +217,7 @@ class CBackend(TextBackend):
         return self.read(prompt, 0)
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
-        return self.run(tokens, None, length, self.layers, self._hidden_layers, tokens.shape[1])
+        return self.read(tokens, length, every=True)
 
     step = forward
 
@@ -235,18 +235,19 @@ class CBackend(TextBackend):
         masked = positions[0], (mask[0, 0] == 0).contiguous()
         return self.run(tokens, None, length, self.layers, self._hidden_layers, tokens.shape[1], masked)
 
-    def read(self, tokens: Tensor, length: int, states: Tensor | None = None) -> Tensor:
-        """Run all layers over (1, m) ids after `length` tokens -> (1, 1, vocab) logits of the last one. states: (1, m,
-        hidden), which a draft's head reads beside the ids."""
-        hidden = []
+    def read(self, tokens: Tensor, length: int, states: Tensor | None = None, every: bool = False) -> Tensor:
+        """Run all layers over (1, m) ids after `length` tokens -> (1, 1, vocab) logits of the last one, or (1, m,
+        vocab) of every one. states: (1, m, hidden), which a draft's head reads beside the ids."""
+        logits, hidden = [], []
         for done in range(0, tokens.shape[1], AT_ONCE):  # a long prompt is several passes
             part = tokens[:, done : done + AT_ONCE]
             beside = None if states is None else states[:, done : done + AT_ONCE]
-            logits = self.run(part, beside, length + done, self.layers, self._hidden_layers, 1)
+            wanted = part.shape[1] if every else 1
+            logits.append(self.run(part, beside, length + done, self.layers, self._hidden_layers, wanted))
             hidden.append(self.hidden)
         if len(hidden) > 1:
             self.hidden = {layer: torch.cat([part[layer] for part in hidden], dim=1) for layer in self._hidden_layers}
-        return logits
+        return torch.cat(logits, dim=1) if every and len(logits) > 1 else logits[-1]
 
     def run(
         self,

@@ -239,5 +239,5 @@ ROWS = [
     Row(f"{B} --prompt x --chat", 2, ("no chat template", "without --chat")),
     # --- the gallery ---
     Row("-m tests.gallery --only x", 2, ("--only x", "numbers")),
-    Row("-m tests.gallery --timeout nan", 2, ("--timeout", "nan")),
+    Row(f"{TRAIN} --minutes nan", 2, ("--minutes", "nan")),
 ]

@@ -39,6 +39,7 @@ def copied(pair_folder, tmp_path):
     return tmp_path / "pair"
 
 
+HUB = "kernels-community/attention"  # a kernel of the hub
 AUTO = {"auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}}
 OF_TOKENIZER = {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.T", "evil.T"]}}
 EVIL = {  # a file of a model folder, the entries that ask for code, and whether the library's own code is used instead
@@ -47,6 +48,7 @@ EVIL = {  # a file of a model folder, the entries that ask for code, and whether
     "tokenizer": ("tokenizer_config.json", OF_TOKENIZER, False),
     "generate": ("config.json", {}, True),
     "kernel": ("config.json", {"attn_implementation": "somebody/evil-attention"}, False),
+    "kernel inside": ("config.json", {"model_type": "gemma3", "attn_implementation": {"text_config": HUB}}, False),
 }
 
 
@@ -105,6 +107,7 @@ REFUSED = {
     "an adapter": (lambda folder: (folder / "adapter_config.json").write_text("{}"), "holds an adapter"),
     "pickled objects": (lambda folder: pickled(folder, more=Path("here")), "safetensors"),
     "a hub kernel": (lambda folder: arm(folder, "kernel"), "somebody/evil-attention"),
+    "a hub kernel inside": (lambda folder: arm(folder, "kernel inside"), HUB),
     "an encoder": (an_encoder, "attends to later tokens"),
     "too few ids": (lambda folder: tiny_llama(0, vocab_size=40).save_pretrained(folder), "do not belong together"),
 }

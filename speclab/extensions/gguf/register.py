@@ -93,10 +93,15 @@ def _converted(path: str, size: int, time: int) -> str:
                 shutil.rmtree(part, ignore_errors=True)
             note(f"converting {os.path.basename(path)} once, into {place}; half a minute or more")
             with tempfile.TemporaryDirectory(".part", dir=place, ignore_cleanup_errors=True) as new:
-                (Path(new) / TYPES).write_text(convert.convert(path, new))
-                if _identity(path) != (path, size, time):
-                    raise OSError("the file was changed while it was read; give it again")
-                os.replace(new, folder)
+                try:
+                    (Path(new) / TYPES).write_text(convert.convert(path, new))
+                    if _identity(path) != (path, size, time):
+                        raise OSError("the file was changed while it was read; give it again")
+                    os.replace(new, folder)
+                except Exception as error:  # the library has no error of its own for a file that it cannot read
+                    why = " ".join(str(error).split())[:300] or type(error).__name__
+                    advice = "choose another file, or the model in safetensors"
+                    raise EnvironmentProblem(f"cannot convert {os.path.basename(path)}: {why}; {advice}") from None
     return str(folder)
 
 

@@ -116,7 +116,7 @@ def run_checks(package: str, chosen: list[Exercise]) -> None:
         error = ([line for line in lines if line.startswith("E  ")] or lines)[-1].removeprefix("E  ").strip()[:300]
         raise EnvironmentProblem(
             f"the checks cannot be run (pytest stopped): {error}; type: git checkout -- {shown(paths.ROOT / 'tests')}, "
-            "or, where a package is missing: pip install -r requirements.txt"
+            f"or, where a package is missing: pip install -r {shown(paths.ROOT / 'requirements.txt')}"
         )
     for exercise in chosen:
         own = [line for line in outcomes if line["file"] == exercise.test_file.name]

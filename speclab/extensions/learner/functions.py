@@ -24,6 +24,7 @@ from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.models.cached import tokens_to_keep
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
+from speclab.system.errors import UsageProblem
 from speclab.theory.losslessness import judge_divergence
 
 ROLES = {  # what an exercise decides in a run
@@ -127,7 +128,12 @@ def keep_tokens(modules: Modules, n_cached: int, n_committed: int) -> int:
 def adapt(modules: Modules, drafter: Drafter, longest: int | None = None) -> Drafter:
     """The drafter of one decoding: exercise 7 in place of the n-grams, exercise 3 feeding a model, exercise 9 where a
     draft chooses its length, exercise 6 around any of them where `longest` says up to which it may choose. Exactly
-    these classes: what is derived from one of them is no draft that an exercise writes."""
+    these classes: what is derived from one of them is no draft that an exercise writes.
+
+    UsageProblem for a draft that runs a part of the target, with the loop of exercise 8, whose passes are whole.
+    """
+    if 8 in modules and any(part.pass_share < 1 for part in drafter.parts):
+        raise UsageProblem("the loop of exercise 8 verifies with whole passes; use another --draft")
     if type(drafter) is NgramDrafter and 7 in modules:
         drafter = CheckedDrafter(modules[7].MyDrafter)
     elif type(drafter) is ModelDrafter and 3 in modules:
