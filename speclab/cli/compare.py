@@ -96,8 +96,7 @@ def filled(args: argparse.Namespace) -> argparse.Namespace:
         defaults["max_new_tokens"] = ANSWER_TOKENS
     found = flags.with_defaults(args, defaults)
     drafts_nothing = parsing.lengths(found.draft_length, "-k") == ([0], False)
-    usable = args.target == LAB_TARGET and size != "quick" and not drafts_nothing and not args.alone
-    found.others = usable and bool(comparison.padded_kinds(found.draft.split(","), "lab:50m"))
+    found.others = args.target == LAB_TARGET and size != "quick" and not drafts_nothing and not args.alone
     return found
 
 
@@ -119,6 +118,8 @@ def prepare(
     for path in (output.result(".json"), output.result(".md"), output.plots / "picture.png"):
         check_writable(path, "--out-dir")
     choices = registry.read_all([kind for kind in args.draft.split(",") if kind])
+    if taken := next((choice.text for choice in choices if choice.name.endswith(AUTO)), None):
+        raise UsageProblem(f"--draft {taken}: in tables, a name that ends so means -k auto; rename the folder")
     if 0 not in temperatures and all(choice.only_greedy for choice in choices):
         raise UsageProblem(f"{choices[0].only_greedy}, or add 0 to the temperatures")
     if chains_only:
@@ -154,15 +155,20 @@ def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[ComparisonRun
     if config.functions.look_at:
         config.functions.look_at(run, measured)
     found = [measured]
-    for name, given in _others(config, run, args.draft.split(",")) if args.others and not measured.interrupted else ():
+    for name, given in (
+        _others(config, run, [kind for kind in args.draft.split(",") if kind])
+        if args.others and not measured.interrupted
+        else ()
+    ):
         with kept_when_stopped(functools.partial(str, f"the lab's pair is measured, the {name} pair is not")) as stops:
             second = comparison.short_config(config, *given)
             note(f"now a short run, {name}: {', '.join(second.models().values())}")
             other, of_other = comparison.compare(second)
             setattr(run, name, other)
             found.append(of_other)
-        if stops:
-            run.interrupted = isinstance(stops[0], KeyboardInterrupt)
+            stops += filter(None, [of_other.stop])
+        if stops and isinstance(stops[0], KeyboardInterrupt):
+            run.interrupted = True
             break
     return run, found
 
@@ -173,10 +179,12 @@ def _others(
     """Yield the name, target, engine and drafts of each short comparison."""
     if config.setup.engine != "eager":
         yield "eager", (LAB_TARGET, "eager", kinds)
-    if size := comparison.padded_size(config, run.bandwidth or 0.0):
-        yield "padded", (size, config.setup.wish, comparison.padded_kinds(kinds, size))
-    else:
+    if not (size := comparison.padded_size(config, run.bandwidth or 0.0)):
         note("no padded pair: reading its weights would take too long here, or they do not fit into memory")
+    elif usable := comparison.padded_kinds(kinds, size):
+        yield "padded", (size, config.setup.wish, usable)
+    else:
+        note(f"no padded pair: no draft of {', '.join(kinds)} is known for other sizes")
 
 
 @dataclass

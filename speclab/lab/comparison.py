@@ -1,9 +1,9 @@
 """One comparison from end to end: measure, check, explain, and make the record. Two short ones show what else can limit
 a pass.
 
-What a pass waits for decides what speculation gains. As the library runs it, a pass of the lab's pair is mostly the
-starting of operations; in one call of the engine `c` it is arithmetic, since the weights lie in the processor's cache;
-of a pair that is padded to a larger size it is the reading of weights. So a run of the lab's pair shows all three.
+What a pass waits for decides what speculation gains. On a CPU, as the library runs it, a pass of the lab's pair is
+mostly the starting of operations; in one call of the engine `c` arithmetic counts, since the weights are few; of a pair
+that is padded to a larger size it is the reading of weights. So a run of the lab's pair shows it in all these ways.
 """
 
 import functools

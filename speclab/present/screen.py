@@ -262,21 +262,29 @@ def _named(row: Row) -> str:
 
 
 def limit_line(run: ComparisonRun) -> str | None:
-    """Say what a decode step waits for: how much of it the reading of weights takes, and what further tokens add; None
-    where that was not measured."""
+    """Say how much of a decode step the reading of weights takes, what further tokens of a pass add, and what limits
+    the step, where that follows; None where it was not measured."""
     baseline = next((row for row in run.rows if (row.method, row.prompt_kind) == ("baseline", "all")), None)
-    chains = [row for row in _first_rows(run) if row.verify_cost and row.draft_length and not row.auto]
-    if baseline is None or not chains or not run.bandwidth or run.weight_bytes is None:
+    # v is a mean over rounds: of drafts that nearly always have k tokens it is that of a pass over k + 1.
+    whole = [
+        row for row in _first_rows(run) if row.verify_cost and row.n_drafted > 0.9 * row.draft_length * row.n_rounds
+    ]
+    if baseline is None or not whole or not run.bandwidth or run.weight_bytes is None:
         return None
     step = baseline.seconds / max(1, baseline.n_tokens)
     share = min(1.0, run.weight_bytes / run.bandwidth / step)
-    row = min(chains, key=lambda row: abs(row.draft_length - 4))  # five tokens, where there is such a row
-    wide = row.verify_cost or 0.0
-    limit = STARTING if share < 0.25 else READING if wide < 1 + 0.075 * row.draft_length else ARITHMETIC
+    row = min(whole, key=lambda row: abs(row.draft_length - 4))  # five tokens, where there is such a row
+    wide, limit = row.verify_cost or 0.0, ""
+    if share < 0.25 and run.settings["engine"] == "eager":
+        limit = STARTING
+    elif wide > 1 + 0.075 * row.draft_length and share >= 0.25:
+        limit = ARITHMETIC
+    elif share >= 0.5:
+        limit = READING
     return (
         f"A step takes {1e3 * step:.3g} ms; reading {run.weight_bytes / 1e6:.0f} MB of weights at "
         f"{run.bandwidth / 1e9:.0f} GB/s is {share:.0%} of it, and a pass over {row.draft_length + 1} tokens takes "
-        f"{wide:.2f} steps: {limit}"
+        f"{wide:.2f} steps" + (f": {limit}" if limit else ".")
     )
 
 

@@ -105,8 +105,23 @@ def test_the_pair_on_another_engine_is_measured_eagerly_as_well(run, tmp_path):
     assert record.padded.settings["engine"] == "c"
     headings = [line for line in out.splitlines() if line in ("lab pair, eager", "lab pair", "lab:20m")]
     assert headings == ["lab pair, eager", "lab pair", "lab:20m"]
-    assert out.count("A step takes ") == 3
     assert (tmp_path / "plots" / "local-eager-speedup.png").exists()
+
+
+def test_a_stop_after_the_first_prompt_of_a_short_run_ends_the_command(run, monkeypatch):
+    """The rows that are there are kept, and nothing else is begun."""
+    honest, n_made = comparison.compare, []
+
+    def compare_once(config):
+        made, measured = honest(config)
+        n_made.append(config.setup.engine)
+        measured.stop = KeyboardInterrupt() if len(n_made) == 2 else None
+        return made, measured
+
+    monkeypatch.setattr(comparison, "compare", compare_once)
+    code, _, _, record = run("--engine", "c")
+    assert (code, n_made, record.interrupted, record.padded) == (0, ["c", "eager"], True, None)
+    assert [row for row in record.eager.rows if row.draft]
 
 
 @pytest.mark.parametrize(("stop", "said"), [(KeyboardInterrupt(), "the padded pair is not"), (None, "it needs 99 GB")])
