@@ -20,6 +20,7 @@ from speclab.drafts.heads.files import read_head, weights_of, write_head
 from speclab.models import names
 from speclab.models.cached import CachedModel
 from speclab.models.padded.padding import pad_to
+from speclab.models.padded.sizes import Shape
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.paths import ROOT
 from tests.decoding import speculative_rounds
@@ -148,8 +149,7 @@ def test_the_labs_own_heads_are_read():
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8)])
 def test_a_padded_target_is_drafted_for_as_the_one_that_it_was_padded_from(target, folder, sampling):
-    sizes = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 3}
-    wide = pad_to(target, sizes | {"intermediate_size": 96}, torch.device("cpu"), torch.float64, 48)
+    wide = pad_to(target, Shape(64, 4, 96, 3), torch.device("cpu"), torch.float64, 48)
     assert "reads states of width 32 and the target's are" in refused(read_head, str(folder), wide)
     head = read_head(str(folder), wide, own_width=32).head
     right = proposals(target, FeatureDrafter(read_head(str(folder), target).head), sampling)
