@@ -53,10 +53,10 @@ class Room:
     def check(self, n_prompt: int, max_new_tokens: int) -> None:
         """Raise UsageProblem for a prompt of `n_prompt` tokens that does not fit, or leaves no room for the output."""
         if self.text is not None and n_prompt + max_new_tokens > self.text:
+            left = self.text - n_prompt
             raise UsageProblem(
                 f"prompt of {n_prompt} tokens and {max_new_tokens} new ones do not fit the model's context of "
-                f"{self.text}{self.reason}; shorten the prompt or ask for at most "
-                f"{max(0, self.text - n_prompt)} new tokens"
+                f"{self.text}{self.reason}; shorten the prompt" + f" or ask for at most {left} new tokens" * (left > 0)
             )
 
 
