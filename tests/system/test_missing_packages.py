@@ -1,4 +1,4 @@
-"""Measuring needs torch, transformers, numpy, pydantic, tabulate and matplotlib; everything else is optional and said."""
+"""Measuring needs the dependencies of pyproject.toml, such as tabulate; everything else is optional and said."""
 
 import subprocess
 import sys
