@@ -11,13 +11,22 @@ This starts the command of speclab/extensions/learner; `python check.py --help` 
 import importlib
 import sys
 
-from speclab.system.errors import reports_problems
+from speclab.system.errors import EnvironmentProblem, reports_problems
+
+COMMAND = "speclab.extensions.learner"
 
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """Start the command.  -> exit code"""
-    return importlib.import_module("speclab.extensions.learner.__main__").main(argv)
+    try:
+        command = importlib.import_module(f"{COMMAND}.__main__")
+    except ModuleNotFoundError as error:
+        if error.name not in (COMMAND, f"{COMMAND}.__main__"):
+            raise
+        folder = COMMAND.replace(".", "/")
+        raise EnvironmentProblem(f"the folder {folder} is not here; type: git checkout -- {folder}") from None
+    return command.main(argv)
 
 
 if __name__ == "__main__":

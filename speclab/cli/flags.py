@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from speclab.cli.parsing import at_least, plain_name, seed, some_path
+from speclab.cli.parsing import at_least, plain_name, seed, some_name, some_path
 from speclab.core.rules import all_rules, rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
@@ -39,7 +39,7 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
 def add_model_flags(parser: argparse.ArgumentParser) -> Group:  # for further flags of the machine
     group = parser.add_argument_group("models and machine")
     names = f"{', '.join(loading.usages())} or lab:SIZE, the lab's target padded, as in lab:200m"
-    group.add_argument("--target", default=LAB_TARGET, metavar="NAME", help=names)
+    group.add_argument("--target", type=some_name, default=LAB_TARGET, metavar="NAME", help=names)
     for flag, choices, auto in (("--device", DEVICES, "cuda, else cpu"), ("--dtype", DTYPES, "bfloat16 on cuda")):
         listed = f"{', '.join(choices)}; auto: {auto}"
         group.add_argument(flag, choices=choices, default="auto", metavar="NAME", help=listed)
@@ -58,9 +58,9 @@ def add_text_flags(parser: argparse.ArgumentParser) -> None:
     where = group.add_mutually_exclusive_group()
     where.add_argument("--prompt", action="append", metavar="TEXT", help="a text to continue; may be given again")
     given = "file of prompts with lines of %%%% between them; - for stdin"
-    where.add_argument("--prompts", metavar="FILE", help=given)
+    where.add_argument("--prompts", type=some_name, metavar="FILE", help=given)
     own = f"JSONL with prompts or chats, or the lab's own: {', '.join(LAB_TEXTS)}"
-    where.add_argument("--texts", metavar="FILE", help=own)
+    where.add_argument("--texts", type=some_name, metavar="FILE", help=own)
     group.add_argument("--limit", type=at_least(0), metavar="N", help="at most N of a kind of the lab's own; 0: all")
     chat = "use the chat template (default: if there is one and the prompt is typed)"
     group.add_argument("--chat", action=argparse.BooleanOptionalAction, help=chat)

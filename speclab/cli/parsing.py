@@ -16,6 +16,12 @@ LARGEST_SEED = 2**32 - 1  # with room for the numbers that are made from it: PyT
 class Parser(argparse.ArgumentParser):
     """argparse with one-line errors, which name the flag that an unknown one is nearly."""
 
+    def format_help(self) -> str:
+        """Return the help. Its usage names what has to stand at a place of its own; flags are listed below it."""
+        places = [self._get_formatter()._format_args(action, action.dest) for action in self._get_positional_actions()]
+        self.usage = " ".join(["%(prog)s", "[options]", *places])
+        return super().format_help()
+
     def error(self, message: str) -> NoReturn:
         unknown = message.partition("unrecognized arguments: ")[2].split(" ")[0].partition("=")[0]
         near = difflib.get_close_matches(unknown, self._option_string_actions, 1, 0.8)
@@ -27,8 +33,7 @@ def make_parser(docstring: str, prog: str | None = None) -> Parser:
     """Return a parser whose help is the docstring. prog: how it is called, where that is not its file's name."""
     # One line of usage and, where words allow that, one for a flag: a help fits on a screen.
     form = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=26, width=100)
-    usage = "%(prog)s [options]"
-    parser = Parser(prog=prog, usage=usage, description=docstring, formatter_class=form, add_help=False)
+    parser = Parser(prog=prog, description=docstring, formatter_class=form, add_help=False)
     parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)  # who reads the help knows it
     return parser
 
@@ -53,11 +58,15 @@ at_least = functools.partial(number, int)
 seed, positive = at_least(0, LARGEST_SEED), number(float, 1e-9)
 
 
-def some_path(text: str) -> Path:
-    """Read a path that is not empty, as an unset variable would leave it."""
+def some_name(text: str) -> str:
+    """Read a word that is not empty, as an unset variable would leave it."""
     if not text.strip():
         raise argparse.ArgumentTypeError("it is empty, give a name")
-    return Path(text)
+    return text
+
+
+def some_path(text: str) -> Path:
+    return Path(some_name(text))
 
 
 def plain_name(text: str) -> str:

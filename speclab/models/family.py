@@ -53,23 +53,28 @@ class Room:
     def check(self, n_prompt: int, max_new_tokens: int) -> None:
         """Raise UsageProblem for a prompt of `n_prompt` tokens that does not fit, or leaves no room for the output."""
         if self.text is not None and n_prompt + max_new_tokens > self.text:
+            left = self.text - n_prompt
             raise UsageProblem(
                 f"prompt of {n_prompt} tokens and {max_new_tokens} new ones do not fit the model's context of "
-                f"{self.text}{self.reason}; shorten the prompt or ask for at most "
-                f"{max(0, self.text - n_prompt)} new tokens"
+                f"{self.text}{self.reason}; shorten the prompt" + f" or ask for at most {left} new tokens" * (left > 0)
             )
 
 
-def check_draft_prompts(room: Room, lengths: Sequence[int], max_new_tokens: int) -> str | None:
-    """Raise UsageProblem where a prompt, of so many tokens to a draft model, does not fit its room.  -> what the user
-    should know where the new tokens reach the end of the room, or None"""
-    longest, most = max(lengths), room.for_prompt()
+def check_draft_prompts(
+    room: Room, lengths: Sequence[int], max_new_tokens: int, of_target: Sequence[int] = ()
+) -> str | None:
+    """Raise UsageProblem where a prompt, of so many tokens to a draft model, does not fit its room. of_target: the same
+    prompts in the target's tokens, where these are others.  -> what the user should know where the new tokens reach the
+    end of the room, or None"""
+    longest, n = max(zip(lengths, of_target or lengths, strict=True))
+    most = room.for_prompt()
     if most is not None and longest > most:
         raise UsageProblem(
             f"a prompt has {longest} of the draft's tokens and the draft model's context only {most}{room.reason}; "
             "shorten the prompt or use the draft ngram"
         )
-    if room.text is None or room.length_after(longest) + max_new_tokens <= room.text + 1:
+    # The new ones in the draft's tokens, where it cuts them as it cuts the prompt.
+    if room.text is None or room.length_after(longest) + max_new_tokens * longest / n <= room.text + 1:
         return None
     context = f"the draft model's context is {room.text} tokens{room.reason}"
     return f"{context}: near and beyond it rounds draft fewer, or none"

@@ -73,7 +73,10 @@ def from_file(name: str) -> list[tuple[str, str]]:
 def _read(name: str) -> str:
     """Read a text file, or standard input where `name` is "-"."""
     try:
-        found = sys.stdin.buffer.read() if name == "-" else files.read_bytes(Path(name), LARGEST_FILE)
+        if name == "-":
+            found = files.at_most(sys.stdin.buffer.read(LARGEST_FILE + 1), LARGEST_FILE)
+        else:
+            found = files.read_bytes(Path(name), LARGEST_FILE)
         return found.decode("utf-8-sig")  # a byte order mark is no part of a text
     except (AttributeError, OSError, ValueError) as error:  # no standard input; a NUL in the name, or no UTF-8
         reason = getattr(error, "strerror", None) or error
@@ -119,8 +122,12 @@ def _text(entry: Any, stem: str) -> tuple[str, Messages]:
         and message["content"].strip()
         for message in messages
     )
-    if not right or not messages or messages[-1]["role"] == "assistant":  # then there is nothing to answer
-        raise ValueError(f'a text is empty, or its messages have not a "content" and a "role" out of {ROLES}')
+    if not right or not messages:
+        raise ValueError(
+            f'a text is empty, or its messages have not a "content" and a "role" out of {", ".join(ROLES)}'
+        )
+    if messages[-1]["role"] == "assistant":
+        raise ValueError("its last message is the model's own, so there is nothing to answer")
     return kind, messages
 
 

@@ -14,11 +14,11 @@ def is_own(path: Path) -> bool:
 
 def make_folder() -> Path:
     """Return the cache folder, made where it is missing. Raises OSError where that fails or others can write there."""
-    usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "speclab"
-    place = Path(os.environ.get(FOLDER) or usual)
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "speclab")
     try:
+        place = Path(os.environ.get(FOLDER) or usual.expanduser())
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
         raise OSError(f"the cache folder cannot be made: {error}; set {FOLDER}") from None
     if not is_own(place):
         raise OSError(f"others can write to {place}; type: chmod 700 {place}")

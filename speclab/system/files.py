@@ -24,7 +24,11 @@ def read_bytes(path: Path, most: int) -> bytes:
     if path.exists() and not path.is_file() and not path.is_fifo():
         raise OSError(errno.EINVAL, "it is a folder or a device, no file")
     with open(path, "rb") as file:
-        data = file.read(most + 1)
+        return at_most(file.read(most + 1), most)
+
+
+def at_most(data: bytes, most: int) -> bytes:
+    """Return the bytes. Raises OSError where there are more than `most`."""
     if len(data) > most:
         raise OSError(errno.EFBIG, f"it holds more than {most // 2**20} MiB")
     return data

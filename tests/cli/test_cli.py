@@ -9,6 +9,7 @@ import pytest
 import baseline_autoregressive
 import compare
 import optimized_speculative
+from speclab.cli import parsing
 from speclab.cli.decoding import NEW_TEXT
 from speclab.models import loading
 from speclab.models.cached import CachedModel
@@ -140,3 +141,11 @@ def test_a_rule_for_chains_judges_no_branches(monkeypatch, capsys, script):
     assert script.main(["--draft", "branching", "--rule", LOSSLESS.name, "--prompt", "x"]) == 2
     said = (f"--rule {LOSSLESS.name} knows chains only", "branching has branches", "leave it")
     is_one_line(capsys.readouterr().err, *said)
+
+
+def test_the_usage_names_what_stands_at_a_place_of_its_own():
+    parser = parsing.make_parser("Does a thing.", "thing.py")
+    for name, number in (("NAME", None), ("FILE", "?"), ("N", "*")):
+        parser.add_argument(name.lower(), nargs=number, metavar=name)
+    parser.add_argument("--flag")
+    assert parser.format_help().splitlines()[0] == "usage: thing.py [options] NAME [FILE] [N ...]"

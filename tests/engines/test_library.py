@@ -113,6 +113,18 @@ def test_nothing_is_loaded_from_a_folder_that_others_can_write_to(machine, make,
     assert machine.loaded == []
 
 
+def test_a_folder_is_needed_where_there_is_no_home(machine, monkeypatch):
+    def no_home(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    assert machine.compile()
+    monkeypatch.delenv("SPECLAB_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    with pytest.raises(NoFastBackend, match="set SPECLAB_CACHE"):
+        machine.compile()
+
+
 FAILURES = {
     "an error among notes": ("echo note >&2; echo 'pass.c:7: error: no such thing' >&2; exit 1", "no such thing"),
     "only notes": ("echo 'killed by a signal' >&2; exit 4", "killed by a signal"),

@@ -79,10 +79,14 @@ def test_files_that_are_no_prompts(tmp_path, name, why):
         assert why in str(caught.value)
 
 
-@pytest.mark.parametrize("stdin", [None, io.TextIOWrapper(io.BytesIO(b"a\xff"))])
-def test_standard_input_that_is_closed_or_no_text(monkeypatch, stdin):
-    monkeypatch.setattr("sys.stdin", stdin)
-    with pytest.raises(UsageProblem, match="cannot read -"):
+@pytest.mark.parametrize(
+    ("stdin", "why"),
+    [(None, ""), (b"a\xff", ""), (bytes(prompts.LARGEST_FILE + 1), ": it holds more than 16 MiB")],
+    ids=["closed", "no text", "too long"],
+)
+def test_standard_input_that_is_closed_or_no_text_or_too_long(monkeypatch, stdin, why):
+    monkeypatch.setattr("sys.stdin", stdin and io.TextIOWrapper(io.BytesIO(stdin)))
+    with pytest.raises(UsageProblem, match=f"cannot read -{why}"):
         prompts.from_file("-")
 
 
@@ -188,8 +192,10 @@ def test_prompts_and_chats_of_a_file_go_into_the_template(tokenizer, tmp_path):
 def test_a_line_that_is_no_text_is_refused_by_its_number(tmp_path, entry):
     file = tmp_path / "x.jsonl"
     file.write_text(f'{{"prompt": "a"}}\n{json.dumps(entry)}\n')
-    with pytest.raises(UsageProblem, match="line 2 of "):
+    with pytest.raises(UsageProblem, match="line 2 of ") as caught:
         prompts.read_texts(str(file))
+    last_is_answer = "assistant" in json.dumps(entry)
+    assert ("its last message is the model's own" in str(caught.value)) == last_is_answer
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"{", b"[" * 10**5, b"\xff"])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import check
 from speclab.system import terminal
 from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem, reports_problems
 
@@ -167,8 +168,17 @@ def test_a_bar_is_only_for_a_terminal(monkeypatch, capsys, is_terminal):
     assert err.startswith("\rmeasuring:") if is_terminal else err == "measuring: 2 turns\n"
 
 
-def test_a_missing_library_is_one_line():
-    code = "import sys; sys.modules['torch'] = None; from speclab.system import startup"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    said = "error: torch is not installed for this Python; type: pip install -r requirements.txt\n"
+@pytest.mark.parametrize(("folder", "named"), [("", "requirements.txt"), ("docs", "../requirements.txt")])
+def test_a_missing_library_is_one_line(folder, named):
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.modules['torch'] = None; import speclab.system.startup"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / folder, capture_output=True, text=True)
+    said = f"error: torch is not installed for this Python; type: pip install -r {named}\n"
     assert (done.returncode, done.stderr) == (3, said)
+
+
+def test_a_missing_folder_of_exercises_is_one_line(monkeypatch, capsys):
+    monkeypatch.delitem(sys.modules, f"{check.COMMAND}.__main__", raising=False)
+    monkeypatch.setitem(sys.modules, check.COMMAND, None)  # nobody finds it
+    assert check.main([]) == 3
+    folder = "speclab/extensions/learner"
+    assert capsys.readouterr().err == f"error: the folder {folder} is not here; type: git checkout -- {folder}\n"

@@ -1,4 +1,4 @@
-"""Measuring needs torch, transformers, numpy, pydantic and matplotlib; everything else is optional and said."""
+"""Measuring needs the dependencies of pyproject.toml, such as tabulate; everything else is optional and said."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ HIDDEN = """
 import importlib.machinery, sys
 right = importlib.machinery.PathFinder.find_spec
 def find_spec(name, path=None, target=None):
-    if name.partition(".")[0] in {"tabulate", "scipy", "pytest"}:
+    if name.partition(".")[0] in {"scipy", "pytest"}:
         return None
     return right(name, path, target)
 importlib.machinery.PathFinder.find_spec = find_spec

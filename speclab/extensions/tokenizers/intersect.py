@@ -73,7 +73,7 @@ class IntersectDrafter(ModelDrafter):
 
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
         lengths = [len(self.read_as(prompt)) for prompt in prompts]
-        return check_draft_prompts(self.draft.room, lengths, max_new_tokens)
+        return check_draft_prompts(self.draft.room, lengths, max_new_tokens, list(map(len, prompts)))
 
     def read_as(self, prompt: list[int]) -> list[int]:
         return self._reads.prompt(prompt)

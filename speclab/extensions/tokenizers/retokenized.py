@@ -67,7 +67,7 @@ class RetokenizedDrafter(Lookup):
 
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
         lengths = [len(self.read_as(prompt)) for prompt in prompts]
-        return check_draft_prompts(self.draft.room, lengths, max_new_tokens)
+        return check_draft_prompts(self.draft.room, lengths, max_new_tokens, list(map(len, prompts)))
 
     def prefill(self, target: Target | None, prompt: Tensor, sampling: Sampling) -> None:
         self._ids, self._fed, self._context, self._device = prompt[0].tolist(), [], [], prompt.device

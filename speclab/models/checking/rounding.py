@@ -23,6 +23,7 @@ UNITS = {torch.float64: 64, torch.float32: 64}  # rounding units for each layer,
 HALF_WIDTH_UNITS = 16  # the same for bfloat16 and float16, whatever the depth
 LIKELY = 64  # most probable tokens of a row, whose rounding is looked at
 LEAST_DEVIATION = 0.3  # standard deviation of the rounding to the next number of a dtype, in units of that logit
+USUAL_DEVIATION = 0.5  # the same for logits in bfloat16 and float16, where no float32 copy tells
 
 
 @torch.inference_mode()
@@ -90,10 +91,13 @@ class Reference:
 
     def with_deviations(self, prompt: Tensor, text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
         """Return the best known logits as in `logits`, and the standard deviation of the rounding of the run's logits:
-        in float32 and float64 a part of the bound of one layer.  -> (m + 1, vocab_size) and (m + 1,), on the CPU"""
+        in float32 and float64 a part of the bound of one layer, and where no copy tells a constant number of units.
+        -> (m + 1, vocab_size) and (m + 1,), on the CPU"""
         own, right = self.logits(prompt, text, vocab_size)
         if own.dtype in UNITS:
             return own, torch.tensor([bound(row) / 4 for row in own], dtype=torch.float64)
+        if self._higher is self._model:
+            return right, USUAL_DEVIATION * torch.finfo(own.dtype).eps * right.amax(-1).abs()
         return right, deviations(own, right)
 
 

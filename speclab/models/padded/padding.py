@@ -46,7 +46,8 @@ def padded(
 
 def check_memory(name: str, n_parameters: int, device: torch.device, dtype: torch.dtype) -> None:
     """Refuse weights that do not fit, before the machine starts swapping or is killed for it."""
-    copies = 2 if device.type == "cpu" and dtype == torch.float32 else 1  # the engine `c` has its own
+    # The engine `c` has a copy of its own, in bfloat16.
+    copies = 1.5 if device.type == "cpu" and dtype == torch.float32 else 1
     free, needed = free_memory(device), n_parameters * dtype.itemsize * copies
     if free is not None and needed > USABLE * free:
         raise EnvironmentProblem(
