@@ -95,7 +95,6 @@ DRAFTS = (  # name, what it is, does it need training, its chapter, the comparis
     ("`suffix`", "the same, but what followed most often", "no", METHODS, None),
     ("`hybrid`", "`suffix` or `feature`, decided in every round", "done", METHODS, LARGE_RUN),
     ("`tree:best:feature`", "branches of a draft, here of `feature`", "done", "15-token-trees", TREES_RUN),
-    ("`merge:suffix+model`", "several drafts merged into one tree", "done", METHODS, None),
     ("`retokenize:NAME`, `intersect:NAME`", "a model with another tokenizer", "no", METHODS, None),
 )
 
