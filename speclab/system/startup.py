@@ -11,8 +11,6 @@ import signal
 import sys
 from importlib.util import find_spec
 
-from speclab.system.files import shown
-from speclab.system.paths import ROOT
 from speclab.system.terminal import note
 
 
@@ -38,6 +36,9 @@ if _frame.f_globals["__name__"] == "__main__":
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background may ignore it
         signal.signal(signal.SIGINT, _leave)
     if missing := [name for name in ("torch", "transformers") if find_spec(name) is None]:
+        from speclab.system.files import shown  # here: a round does without these
+        from speclab.system.paths import ROOT
+
         listed = shlex.quote(shown(ROOT / "requirements.txt"))
         note(f"error: {missing[0]} is not installed for this Python; type: pip install -r {listed}")
         sys.exit(3)

@@ -356,7 +356,7 @@ def test_a_file_that_cannot_be_read_fails_its_own_checks_only(run, make):
     [
         ("import speclab.nowhere", "No module named 'speclab.nowhere'", "git checkout -- a lab/tests"),
         ("import os; os._exit(0)", "pytest stopped", "git checkout -- a lab/tests"),
-        ("import nowhere", "No module named 'nowhere'", "pip install -r requirements.txt"),
+        ("import nowhere", "No module named 'nowhere'", "pip install -r a lab/requirements.txt"),
     ],
 )
 def test_a_broken_check_file_is_not_the_learners_fault(run, clone, line, error, advice):
