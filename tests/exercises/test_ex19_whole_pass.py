@@ -1,4 +1,4 @@
-"""Checks of exercise 19: a matrix in the order of registers, its product, which loads each weight once, and attention."""
+"""Checks of exercise 19: a matrix in the order of registers, its product, and what a token reads."""
 
 import itertools
 from collections import Counter
