@@ -13,8 +13,8 @@ from exercises import Todo
 def pack(weight: Tensor, lanes: int) -> Tensor:
     """A matrix in the order in which a register takes it.  -> (blocks, columns, lanes)
 
-    weight: (rows, columns). lanes: numbers in a register. Block b holds the rows from b * lanes on, as many as there are
-    lanes, column by column: found[b, j] is one load, column j of these rows. Rows that the last block lacks are 0.
+    weight: (rows, columns). lanes: numbers in a register. Block b holds the rows from b * lanes on, as many as there
+    are lanes, column by column: found[b, j] is one load, column j of these rows. Rows that the last block lacks are 0.
 
     >>> pack(torch.tensor([[1, 2], [3, 4], [5, 6]]), 2)
     tensor([[[1, 3],

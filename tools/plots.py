@@ -37,13 +37,8 @@ class Kind(NamedTuple):
     pictures: Callable[[Any, Path, str], list[functools.partial[Any]]]  # record, folder, name of its files
 
 
-def _comparison(run: ComparisonRun, folder: Path, name: str) -> list[functools.partial[Any]]:
-    runs = {name: run, f"{name}-eager": run.eager, f"{name}-padded": run.padded}
-    return [step for named, one in runs.items() if one for step in plots.comparison(one, folder, named)]
-
-
 # The kinds by a field that no other kind has.
-KINDS: dict[str, Kind] = {"rows": Kind(ComparisonRun, report.page, _comparison)}
+KINDS: dict[str, Kind] = {"rows": Kind(ComparisonRun, report.page, plots.comparison)}
 
 
 def kind_of(content: dict[str, Any]) -> Kind | None:

@@ -37,7 +37,6 @@ ALWAYS = {"repeats": 1, "temperature": "0,0.8"}
 ANSWER_TOKENS = 192  # of an answer to one of --texts, at most
 USUAL_DRAFTS = "model,ngram"
 LAB_DRAFTS = "model,feature,hybrid"  # of a comparison with the lab's own target
-OTHERS = ("eager", "padded")  # the short comparisons after that of the lab's own pair
 
 View = Callable[[], str]  # makes a text of a record
 Step = Callable[[], Path | None]  # prints or writes; for `files.write_all`
@@ -56,9 +55,6 @@ def run(docstring: str, argv: list[str] | None, functions: LoopFunctions | None 
     record, measured = _measure(args, config)
     where = [f"everything else: {shown(output.result('.md'))}", "why is mine not faster? docs/why-not-faster.md"]
     pictures: list[Step] = [*plots.comparison(record, output.plots, output.name)]
-    for name in OTHERS:
-        if other := getattr(record, name):
-            pictures += plots.comparison(other, output.plots, f"{output.name}-{name}")
     text = functools.partial(screen, record, args.brief, where)
     show(output, record, text, functools.partial(report.page, record, output.name), pictures)
     return max(map(exit_code, measured))

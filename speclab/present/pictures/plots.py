@@ -6,6 +6,7 @@ from pathlib import Path
 
 from speclab.present.pictures import figures
 from speclab.present.pictures.figures import STYLES, Figure, NullLocator, Panel, Series, draw, note, plain
+from speclab.present.screen import target_name
 from speclab.present.tables import short, temperature_name
 from speclab.records.files import ComparisonRun
 from speclab.records.rows import AUTO, Row
@@ -23,7 +24,10 @@ def comparison(run: ComparisonRun, folder: Path, name: str) -> list[functools.pa
     None where there is nothing to show. Nothing is computed before: what fails in a picture costs no other file.
     """
     painters = {"speedup": lambda rows: draw(speedup_panels(rows), 5.4, 4.6), "why": _why}
-    return [functools.partial(_write, paint, run, folder, f"{name}-{what}") for what, paint in painters.items()]
+    steps = [functools.partial(_write, paint, run, folder, f"{name}-{what}") for what, paint in painters.items()]
+    if run.eager and run.padded:
+        steps.append(functools.partial(_limits, [run.eager, run, run.padded], folder, f"{name}-limits"))
+    return steps
 
 
 def _write(paint: Callable[[list[Row]], Figure | None], run: ComparisonRun, folder: Path, name: str) -> Path | None:
@@ -57,6 +61,41 @@ def speedup_panels(rows: list[Row]) -> list[Panel]:
                     series.append(Series(label, known, look, style))
         panels.append(Panel(series, "draft length k", title=title, ticks=ticks))
     return panels
+
+
+def _limits(runs: list[ComparisonRun], folder: Path, name: str) -> Path:
+    """Draw how many tokens a second passes of each run read, against the tokens of a pass, and beside the widest of the
+    fastest greedy row its speedup; a dotted line is what reading the weights would allow."""
+    figure, [axis] = figures.blank(1, 6.4, 4.2)
+    for run, color, marker in zip(runs, figures.COLOURS, figures.MARKERS, strict=False):
+        rows = [row for row in run.rows if (row.prompt_kind, row.temperature) == ("all", 0.0)]
+        baseline = next(row for row in rows if row.method == "baseline")
+        step = baseline.seconds / max(1, baseline.n_tokens)
+        drafted = [row for row in rows if row.draft and row.verify_cost and not row.auto]
+        whole = [row for row in drafted if row.n_drafted > 0.9 * row.draft_length * row.n_rounds]
+        speeds = {1: 1 / step} | {
+            row.draft_length + 1: (row.draft_length + 1) / row.verify_cost / step for row in whole
+        }
+        widths = sorted(speeds)
+        axis.plot(widths, [speeds[m] for m in widths], f"{marker}-", color=color, label=target_name(run))
+        if run.bandwidth and run.weight_bytes:
+            axis.plot(widths, [m * run.bandwidth / run.weight_bytes for m in widths], ":", color=color)
+        if best := max(whole, key=lambda row: row.speedup, default=None):
+            place = best.draft_length + 1
+            note(
+                axis, place, speeds[place], f"{short(best.method, 12)} k = {best.draft_length}: {best.speedup:.2f}x", 7
+            )
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    ticks = [1, 2, 3, 5, 9, 17]
+    axis.set_xticks(ticks, list(map(str, ticks)))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.set_xlim(0.9, 1.1 * max(axis.get_xlim()[1], 5))
+    axis.margins(y=0.12)
+    axis.set_xlabel("tokens of a pass")
+    axis.set_ylabel("tokens a second that passes read")
+    figures.legend_above(axis, "dotted: as fast as weights are read; a number is a speedup")
+    return figures.save(figure, runs[1], folder, name)
 
 
 def _why(rows: list[Row]) -> Figure | None:
