@@ -21,7 +21,7 @@ from speclab.lab.instruments import noisy
 from speclab.models import engine_choice, loading
 from speclab.models.cached import CachedModel
 from speclab.models.checking.checks import OTHER_DRAFT, check_model
-from speclab.models.checking.rounding import Reference, logits_after
+from speclab.models.checking.rounding import Reference
 from speclab.models.family import check_family, family_of
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence
@@ -59,7 +59,7 @@ def examine(model_type: str) -> FamilyRow:
     try:
         model = tiny(model_type)
         with torch.inference_mode():
-            logits_after(model, prompt_of(PROMPTS[0]), prompt_of(2))
+            family_of(model).logits_after(model, prompt_of(PROMPTS[0]), prompt_of(2))
     except Exception as error:  # a library's constructors may raise any exception
         return replace(row, outcome=CANNOT, reason=str(error))
     try:

@@ -12,7 +12,7 @@ from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.engines.cuda import graphs
 from speclab.engines.cuda.cuda_graphs import GraphedModel
-from speclab.models import loading, names
+from speclab.models import engine_choice, loading
 from speclab.models.cached import CachedModel
 from speclab.models.checking import rounding
 from speclab.models.padded import padding
@@ -128,7 +128,7 @@ def test_two_decodings_side_by_side_over_many_buckets():
             assert verdict is None or verdict.numerical
 
 
-@pytest.mark.parametrize("wish", names.ENGINES)
+@pytest.mark.parametrize("wish", engine_choice.ENGINES)
 def test_the_lab_pair_in_bfloat16_differs_at_near_ties_only(wish):
     parser = parsing.make_parser("test")
     flags.add_shared_flags(parser)

@@ -20,7 +20,7 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.files import read_head
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.oracle import Dial, needs_greedy
-from speclab.models import loading, names
+from speclab.models import loading
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.family import check_family
 from speclab.models.padded import sizes
@@ -257,7 +257,7 @@ def head_choice(
 def own_head(name: str, target: str) -> str:
     """Return the folder of the lab's head for the target of this name (such as smollm2, empty for a folder) where there
     is one, else that of the lab's pair."""
-    folder = names.MODELS / target / name
+    folder = loading.MODELS / target / name
     return str(folder if target and Path(target).name == target and folder.is_dir() else loading.LAB_PAIR / name)
 
 

@@ -1,7 +1,7 @@
 """Compiles pass.c for this machine, once: some seconds, and the next run finds the library in the user's cache folder.
 
 The file's name is a digest of the source, the compiler, its flags and the processor. It is written under another name
-and moved to its own when it is whole. Nothing is loaded that others can write to (speclab/system/cache.py).
+and moved to its own when it is whole. Nothing is loaded that others can write to (speclab/system/files.py).
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 
 from speclab.models.family import NoFastBackend
-from speclab.system import cache
+from speclab.system import files
 from speclab.system.terminal import note
 
 SOURCE = pathlib.Path(__file__).with_name("pass.c")
@@ -62,8 +62,8 @@ def _library(path: str, *flags: str) -> ctypes.CDLL:
     source, made = SOURCE.read_bytes(), os.stat(path).st_mtime
     about = repr((source, os.path.realpath(path), made, flags, platform.machine(), _processor()))
     try:
-        place = cache.make_folder() / f"{hashlib.sha256(about.encode()).hexdigest()[:40]}.so"
-        if not place.exists() or not cache.is_own(place):
+        place = files.cache_folder() / f"{hashlib.sha256(about.encode()).hexdigest()[:40]}.so"
+        if not place.exists() or not files.is_own(place):
             note("compiling speclab/engines/pass.c, some seconds; the next run finds it")
             with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
                 whole = pathlib.Path(scratch) / "pass.so"

@@ -18,11 +18,13 @@ from pydantic_core import from_json
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from speclab.models.names import LAB_TEXTS, PROMPTS
 from speclab.system import files
 from speclab.system.errors import EnvironmentProblem, UsageProblem, first_line
+from speclab.system.paths import DATA
 from speclab.system.terminal import harmless
 
+PROMPTS = DATA / "prompts"
+LAB_TEXTS = tuple(sorted(path.stem for path in PROMPTS.glob("*.jsonl")))
 KINDS = ("code", "prose", "copy")
 SEPARATOR = "%%"
 EMPTY = "a prompt is empty; give at least one word, for example 'def main():'"
