@@ -28,7 +28,6 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.system import extensions
 from speclab.system.errors import UsageProblem
-from speclab.system.terminal import note
 
 OTHER_FAMILY = "use as draft a FOLDER with a model of its family, ngram, or hybrid:ngram+FOLDER"
 USUAL_HYBRID = "suffix+feature"
@@ -196,12 +195,11 @@ def make(text: str, setup: Setup, seed: int = 0) -> Drafter:
 
 def check_prompts(target: CachedModel, drafters: Iterable[Drafter], prompts: list[Prompt], max_new_tokens: int) -> None:
     """Raise UsageProblem for a prompt that does not fit the target's context with its new tokens, or a draft's without.
-    Text beyond a draft's context is only noted: rounds there draft fewer tokens."""
+    Behind the end of a draft's context rounds draft fewer tokens."""
     for prompt in prompts:
         check_prompt(target, prompt.ids, max_new_tokens)
     for drafter in drafters:
-        if said := drafter.check_prompts([prompt.id_list for prompt in prompts], max_new_tokens):
-            note(said)
+        drafter.check_prompts([prompt.id_list for prompt in prompts])
 
 
 # --- the lab's own kinds ----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ speclab/models/checking/checks.py proves whether it is one.
 
 import pkgutil
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,25 +58,14 @@ class Room:
                 f"{self.text}{self.reason}; shorten the prompt" + f" or ask for at most {left} new tokens" * (left > 0)
             )
 
-
-def check_draft_prompts(
-    room: Room, lengths: Sequence[int], max_new_tokens: int, of_target: Sequence[int] = ()
-) -> str | None:
-    """Raise UsageProblem where a prompt, of so many tokens to a draft model, does not fit its room. of_target: the same
-    prompts in the target's tokens, where these are others.  -> what the user should know where the new tokens reach the
-    end of the room, or None"""
-    longest, n = max(zip(lengths, of_target or lengths, strict=True))
-    most = room.for_prompt()
-    if most is not None and longest > most:
-        raise UsageProblem(
-            f"a prompt has {longest} of the draft's tokens and the draft model's context only {most}{room.reason}; "
-            "shorten the prompt or use the draft ngram"
-        )
-    # The new ones in the draft's tokens, where it cuts them as it cuts the prompt.
-    if room.text is None or room.length_after(longest) + max_new_tokens * longest / n <= room.text + 1:
-        return None
-    context = f"the draft model's context is {room.text} tokens{room.reason}"
-    return f"{context}: near and beyond it rounds draft fewer, or none"
+    def check_draft(self, lengths: Iterable[int]) -> None:
+        """Raise UsageProblem where a prompt, of so many tokens to a draft model, does not fit. The output may."""
+        longest, most = max(lengths), self.for_prompt()
+        if most is not None and longest > most:
+            raise UsageProblem(
+                f"a prompt has {longest} of the draft's tokens and the draft model's context only {most}{self.reason}; "
+                "shorten the prompt or use the draft ngram"
+            )
 
 
 def with_table(room: Room, model: nn.Module) -> Room:
