@@ -19,7 +19,7 @@ from speclab.engines.parts import parts_of
 from speclab.models.cached import CachedModel
 from speclab.models.checking import checks
 from speclab.models.family import NoFastBackend, family_of
-from speclab.models.memory import why_eager
+from speclab.models.memory import USABLE, free_memory, why_eager
 from speclab.system.errors import first_line, is_out_of_memory
 
 ENGINES = ("auto", "c", "graphs", "eager")
@@ -70,7 +70,10 @@ def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
 
 
 def on_c(model: PreTrainedModel) -> CModel:
-    return CModel(parts_of(model))
+    parts, free = parts_of(model), free_memory(model.device)
+    if free is not None and sum(p.nbytes for p in model.parameters()) / 2 > USABLE * free:  # packed in bfloat16
+        raise NoFastBackend("memory has no room for a copy of the weights")
+    return CModel(parts)
 
 
 def check(model: PreTrainedModel, fast: FastModel) -> None:

@@ -117,6 +117,13 @@ def loses_its_last_key(backend: c_pass.CBackend, n_tokens: int, length: int) -> 
             keys.zero_()
 
 
+def test_a_copy_of_the_weights_needs_room(monkeypatch):
+    monkeypatch.setattr(engine_choice, "free_memory", lambda device: 1000)
+    fast, why = engine_choice.choose(float32(), "c")
+    assert fast is None
+    assert "memory has no room for a copy" in why
+
+
 def test_the_model_itself_is_left_as_it_was():
     """Weights are packed as copies; checks and `generate` go on using the model."""
     model = float32("qwen2")
