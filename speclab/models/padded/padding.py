@@ -49,8 +49,8 @@ def check_memory(name: str, n_parameters: int, device: torch.device, dtype: torc
     free, needed = free_memory(device), n_parameters * dtype.itemsize
     if free is not None and needed > USABLE * free:
         raise EnvironmentProblem(
-            f"{name} needs {needed / 1e9:.1f} GB, and of the {free / 1e9:.1f} GB free on {device.type} a tenth stays free; "
-            "use a smaller one, or --dtype bfloat16"
+            f"{name} needs {needed / 1e9:.1f} GB, and of the {free / 1e9:.1f} GB free on {device.type} "
+            "a tenth stays free; use a smaller one, or --dtype bfloat16"
         )
 
 
