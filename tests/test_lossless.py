@@ -630,13 +630,12 @@ def test_the_judge_leaves_out_ids_that_are_never_emitted():
 
 
 def test_the_copy_in_higher_precision_is_made_once_and_is_wider():
-    reference = Reference(tiny("llama", dtype=torch.bfloat16))
-    own, higher = reference.logits(PROMPT_IDS[:, :1], PROMPT_IDS[:, 1:], VOCAB)
-    assert (own.dtype, higher.dtype) == (torch.bfloat16, torch.float64)
-    assert 0 < (own.double() - higher).abs().max() < 0.2
-    kept = reference._higher
-    reference.logits(PROMPT_IDS[:, :1], PROMPT_IDS[:, 1:], VOCAB)
-    assert reference._higher is kept
+    model = tiny("llama", dtype=torch.bfloat16)
+    reference = Reference(model)
+    higher, _ = reference.with_deviations(PROMPT_IDS[:, :1], PROMPT_IDS[:, 1:], VOCAB)
+    assert higher.dtype == torch.float64
+    assert 0 < (model(PROMPT_IDS).logits[0].double() - higher).abs().max() < 0.2
+    assert reference._higher is reference._higher is not model
 
 
 @pytest.mark.parametrize(("free", "dtype"), [(10**12, torch.float32), (1000, torch.bfloat16), (None, torch.float32)])

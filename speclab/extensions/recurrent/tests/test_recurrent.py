@@ -32,9 +32,10 @@ from speclab.models.setup import Setup
 from speclab.records.rows import Arm
 from speclab.system import extensions
 from speclab.system.errors import EnvironmentProblem, UsageProblem
-from tests import one_family, tiny_families
+from tests import tiny_families
 from tests.decoding import plain_text, speculative_rounds
 from tests.grids import often, pairs_often
+from tests.models.test_families import check_decodes
 from tests.test_lossless import IDS, Law, check_law
 from tests.tiny_families import VOCAB
 from tests.tiny_models import perturbed
@@ -260,13 +261,8 @@ def test_a_state_that_is_not_restored_is_refused_at_load(monkeypatch):
 @pytest.mark.parametrize(
     "name", ["lfm2", *(pytest.param(n, marks=pytest.mark.full) for n in ("mamba", "jamba", "qwen3_next"))]
 )
-def test_the_sweep_of_families_decodes_it_eagerly_and_in_no_other_way(name):
-    row = one_family.examine(name)
-    assert row.outcome == one_family.EAGER, row
-    assert "recurrent layers" in row.reason
-    assert row.accepted > 0
-    assert row.rejected > 0
-    assert row.no_trees
+def test_its_text_is_the_librarys(name):
+    check_decodes(tiny_families.tiny(name), "recurrent layers")
 
 
 def made() -> Setup:
