@@ -101,10 +101,7 @@ def random_text(model: PreTrainedModel, n_tokens: int = N_TOKENS) -> Tensor:
     room = min((n for n in (cached.max_length, cached.room.for_prompt()) if n is not None), default=sys.maxsize)
     n = min(n_tokens, room - max(WRONG))
     if n <= sum(WIDTHS) or len(ordinary) < 2:
-        raise EnvironmentProblem(
-            f"{config.model_type} has {len(ordinary)} ordinary tokens and a context of {room} positions, "
-            "too few to decode with; choose a larger model"
-        )
+        raise EnvironmentProblem(f"{config.model_type} has too few tokens or positions to decode with; choose another")
     order = torch.randperm(len(ordinary), generator=torch.Generator().manual_seed(0))
     return ordinary[order].repeat(-(-n // len(ordinary)))[:n][None].to(model.device)
 
