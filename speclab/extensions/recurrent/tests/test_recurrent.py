@@ -110,14 +110,19 @@ def worst_difference(cached: CachedModel, ids: list[int]) -> float:
 
 @pytest.fixture(autouse=True)
 def lengths_of_prompts(monkeypatch):
-    """A backend remembers how long its prompt was: it is read in one pass, and so must a recomputation."""
-    right = RecurrentBackend.prefill
+    """A backend remembers how long its prompt was, which a recomputation must read in one pass, too; and its passes."""
+    right, read = RecurrentBackend.prefill, RecurrentBackend._read
 
     def prefill(backend: RecurrentBackend, prompt: Tensor) -> Tensor:
-        backend.n_prompt = prompt.shape[1]
+        backend.n_prompt, backend.n_read = prompt.shape[1], 0
         return right(backend, prompt)
 
+    def count(backend: RecurrentBackend, *args) -> Tensor:
+        backend.n_read += 1
+        return read(backend, *args)
+
     monkeypatch.setattr(RecurrentBackend, "prefill", prefill)
+    monkeypatch.setattr(RecurrentBackend, "_read", count)
 
 
 # --- texts, states and passes ----------------------------------------------------------------------------------------
@@ -139,8 +144,7 @@ def test_texts_are_those_of_decoding_token_by_token(family, k, length):
         assert {"all": n_accepted == n_drafted, "some": 0 < n_accepted < n_drafted, "none": n_accepted == 0}[accepted]
         one_by_one = family in ONE_BY_ONE
         assert target.n_replays == (0 if one_by_one else n_rejected)
-        passes = target.n_passes + target.n_replays + target.backend.n_single
-        assert passes == len(rounds) + (n_drafted if one_by_one else n_rejected)
+        assert target.backend.n_read == len(rounds) + (n_drafted if one_by_one else n_rejected)
         assert drafter.models[0].n_replays == 0, "a draft keeps its states before every token"
 
 
