@@ -284,21 +284,13 @@ class Law:
 
 
 OFTEN = [Law(1.2, 3), Law(1.0, 3, draft="ngram")]
-LAWS = [
-    Law(1.0, 3, draft="suffix"),
-    Law(1.0, 2, draft="hybrid"),
-    Law(1.0, 2, draft="feature"),
-    *(
-        Law(1.0, 2, draft=f"{family} on {engine}")
-        for family in ("llama", "gpt2", "mistral_window")
-        for engine in DTYPE_ON
-    ),
-    *(
-        Law(temperature, k, top_k, top_p, draft)
-        for draft in ("model", "ngram", "bad")
-        for k, temperature in ((1, 1.2), (2, 1.0), (3, 0.7))
-        for top_k, top_p in ((0, 1.0), (3, 1.0), (0, 0.8), (4, 0.9))
-    ),
+ON_ENGINES = [f"{family} on {engine}" for family in ("llama", "gpt2", "mistral_window") for engine in DTYPE_ON]
+FILTERS = ((0, 1.0), (3, 1.0), (0, 0.8), (4, 0.9))
+LAWS = [Law(1.0, 3, draft="suffix"), *(Law(1.0, 2, draft=one) for one in ("hybrid", "feature", *ON_ENGINES))]
+LAWS += [
+    Law(temperature, k, *filters, draft)
+    for draft, (k, temperature) in itertools.product(("model", "ngram", "bad"), ((1, 1.2), (2, 1.0), (3, 0.7)))
+    for filters in FILTERS
 ]
 # Each law is tested twice. All of them together raise a false alarm with probability below 1e-6 (Bonferroni).
 ALARM = 1e-6 / (2 * (len(OFTEN) + len(LAWS) + 40))

@@ -400,6 +400,18 @@ def test_what_fails_leaves_no_graphs(breaks, words, on_cuda, monkeypatch):
     assert words in why
 
 
+def test_where_memory_runs_out_nothing_else_is_tried(on_cuda, monkeypatch):
+    tried = []
+
+    def full(model, **how):
+        tried.append(how)
+        raise torch.OutOfMemoryError("8 GiB")
+
+    monkeypatch.setattr(engine_choice, "GraphedModel", full)
+    assert engine_choice.choose(tiny("llama"), "auto") == (None, "llama runs eagerly: OutOfMemoryError: 8 GiB")
+    assert tried == [{}]
+
+
 def test_windows_of_two_sizes_have_no_graphs(monkeypatch):
     layers = [SimpleNamespace(sliding_window=8), SimpleNamespace(sliding_window=16)]
     monkeypatch.setattr(cuda_graphs, "kv_shapes", lambda model: [])
