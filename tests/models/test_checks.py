@@ -233,8 +233,6 @@ def test_positions_after_a_padding_index_are_fewer_than_the_table_has_rows():
 
 
 class Marked(Family):
-    """It claims models whose config says so."""
-
     plural = "marked models"
 
     def claims(self, config: PreTrainedConfig) -> bool:

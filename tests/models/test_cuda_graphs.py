@@ -393,7 +393,6 @@ def wrong_logits(monkeypatch) -> None:
 
 @pytest.mark.parametrize(("breaks", "words"), [(failing_recordings, "out of graphs"), (wrong_logits, "off by")])
 def test_what_fails_leaves_no_graphs(breaks, words, on_cuda, monkeypatch):
-    """The model decodes eagerly, and the reason is there."""
     breaks(monkeypatch)
     chosen, why = engine_choice.choose(tiny("llama"), "auto")
     assert chosen is None

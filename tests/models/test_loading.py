@@ -34,7 +34,6 @@ def edited(folder: Path, name: str, **changes) -> None:
 
 @pytest.fixture
 def copied(pair_folder, tmp_path):
-    """A copy of the tiny pair whose files a test may change."""
     shutil.copytree(pair_folder, tmp_path / "pair")
     return tmp_path / "pair"
 
@@ -120,7 +119,6 @@ def test_what_is_no_whole_and_safe_model_is_refused(copied, capsys, break_it, sa
 
 
 def refused(capsys, folder: Path, *words: str, script=baseline_autoregressive, code: int = 3) -> str:
-    """Run a script on a folder; its one error line."""
     assert script.main(["--target", str(folder), *FLAGS, *words]) == code
     out, err = capsys.readouterr()
     lines = [line for line in err.splitlines() if line.startswith("error: ")]
@@ -209,13 +207,11 @@ def changed_draft(copied: Path, n_rows: int) -> str:
 
 @pytest.fixture
 def short_draft(copied) -> str:
-    """A draft folder whose context holds 30 tokens."""
     edited(copied / "draft", "config.json", max_position_embeddings=30)
     return str(copied / "draft")
 
 
 def text_of(script, capsys, *words: str) -> str:
-    """The text that a script prints for FLAGS' prompt."""
     assert script.main([*words, *FLAGS]) == 0
     return capsys.readouterr().out.split("=" * 60)[1].split("of them decoded")[0].rsplit("\n", 2)[0]
 
