@@ -16,21 +16,8 @@ from speclab.engines.eager import EagerBackend
 from speclab.models.cached import CachedModel
 from speclab.models.family import Room
 
-_used: dict[int, tuple[torch.Generator, int]] = {}  # by id; the generator is held, so that no other one gets its id
 
-
-def settings(
-    n_tokens: int,
-    sampling: Sampling = GREEDY,
-    generator: torch.Generator | None = None,
-    eos: Iterable[int] = (),
-) -> DecodeSettings:
-    """With the generator's own seed at its first use, and another one at each further use."""
-    seed = 0
-    if generator is not None:
-        n_before = _used[id(generator)][1] if id(generator) in _used else 0
-        _used[id(generator)] = (generator, n_before + 1)
-        seed = generator.initial_seed() + 1_000_003 * n_before
+def settings(n_tokens: int, sampling: Sampling = GREEDY, seed: int = 0, eos: Iterable[int] = ()) -> DecodeSettings:
     return DecodeSettings(n_tokens, sampling, frozenset(eos), seed)
 
 

@@ -328,17 +328,16 @@ def exact_law(model: torch.nn.Module, law: Law) -> Tensor:
 def decode_often(
     target: CachedModel, drafter, law: Law, n_draws: int, rule: str = "token"
 ) -> tuple[Tensor, list[Round]]:
-    """Decode `n_draws` times from one generator.  -> how often each DEPTH-gram came, and all rounds
+    """Decode `n_draws` times with different seeds.  -> how often each DEPTH-gram came, and all rounds
 
     The budget leaves room for k drafts in the first round; a decoding is left once it has said DEPTH tokens.
     """
-    generator, judge = torch.Generator().manual_seed(law.seed), rule_of(rule).accept
-    sampling = Sampling(law.temperature, law.top_k, law.top_p)
+    sampling, size = Sampling(law.temperature, law.top_k, law.top_p), (law.k, DEPTH + law.k)
     seen = torch.zeros((IDS,) * DEPTH, dtype=torch.float64)
     rounds = []
-    for _ in range(n_draws):
-        tokens = []
-        for r in speculative_rounds(target, drafter, PROMPT, law.k, DEPTH + law.k, sampling, generator, accept=judge):
+    for n in range(n_draws):
+        tokens, seed = [], law.seed + 1_000_003 * n
+        for r in speculative_rounds(target, drafter, PROMPT, *size, sampling, seed, accept=rule_of(rule).accept):
             tokens += r.tokens
             rounds.append(r)
             if len(tokens) >= DEPTH:
@@ -440,31 +439,27 @@ WARM = Sampling(temperature=0.9, top_p=0.95)
 
 def sampled_text(seed: int, k: int = 3, kind: str = "good") -> list[int]:
     s = subject("llama")
-    generator = torch.Generator().manual_seed(seed)
     target, drafter = CachedModel(s.model), make_drafter(kind, s)
-    return tokens_of(speculative_rounds(target, drafter, s.prompt, k, LONGEST, WARM, generator=generator))
+    return tokens_of(speculative_rounds(target, drafter, s.prompt, k, LONGEST, WARM, seed=seed))
 
 
 def test_global_random_state_is_left_alone():
-    """With a generator given, neither decoder nor drafter draws from, or seeds, the global one; the seed says all."""
+    """Neither decoder nor drafter draws from, or seeds, the global generator; the seed says all."""
     s = subject("llama")
     torch.manual_seed(123)
     before = torch.get_rng_state()
     for kind in ("good", "ngram"):
         assert sampled_text(5, kind=kind) == sampled_text(5, kind=kind) != sampled_text(6, kind=kind)
-    generator = torch.Generator().manual_seed(0)
-    plain_text(CachedModel(s.model), s.prompt, LONGEST, WARM, generator)
+    plain_text(CachedModel(s.model), s.prompt, LONGEST, WARM)
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_draft_length_0_is_the_baseline():
     """k = 0 takes one uniform per token, as the baseline does: the same seed gives the same sampled text."""
     s = subject("llama")
-    for seed in range(3):
-        for chunk in (1, 6):
-            generator = torch.Generator().manual_seed(seed)
-            plain = plain_text(CachedModel(s.model), s.prompt, LONGEST, WARM, generator, chunk=chunk)
-            assert plain == sampled_text(seed, k=0)
+    for seed, chunk in itertools.product(range(3), (1, 6)):
+        plain = plain_text(CachedModel(s.model), s.prompt, LONGEST, WARM, seed=seed, chunk=chunk)
+        assert plain == sampled_text(seed, k=0)
 
 
 def test_timed_rounds_say_the_same():
@@ -489,11 +484,11 @@ def both_decoders(model, prompt, limit, sampling=Sampling(), draft=None, engine=
         return CachedModel(model, fast=engine_choice.on_c(model) if engine == "c" else None)
 
     def plain():
-        return plain_text(cached(model), prompt, limit, sampling, torch.Generator().manual_seed(0))
+        return plain_text(cached(model), prompt, limit, sampling)
 
     def speculative():
-        drafter, how = ModelDrafter(cached(draft or model)), (sampling, torch.Generator().manual_seed(0))
-        return tokens_of(speculative_rounds(cached(model), drafter, prompt, 3, limit, *how))
+        drafter = ModelDrafter(cached(draft or model))
+        return tokens_of(speculative_rounds(cached(model), drafter, prompt, 3, limit, sampling))
 
     return plain, speculative
 

@@ -82,8 +82,7 @@ def refused(read, *given) -> str:
 def proposals(model, drafter, sampling=None):
     target = CachedModel(model)
     target.hidden_layers = drafter.head.config.layers
-    generator = torch.Generator().manual_seed(1)
-    return list(speculative_rounds(target, drafter, prompts(1), 3, 40, sampling or Sampling(0.9), generator))
+    return list(speculative_rounds(target, drafter, prompts(1), 3, 40, sampling or Sampling(0.9), seed=1))
 
 
 # --- what is right ----------------------------------------------------------------------------------------------------

@@ -49,15 +49,13 @@ def bench() -> Bench:
 
 def said(bench: Bench, prompt: Prompt, sampling: Sampling = Sampling(), seed: int = 0) -> list[int]:
     """The baseline's text."""
-    generator = torch.Generator().manual_seed(seed)
-    return plain_text(bench.setup.target, prompt.ids, bench.max_new_tokens, sampling, generator)
+    return plain_text(bench.setup.target, prompt.ids, bench.max_new_tokens, sampling, seed=seed)
 
 
 def decoded(bench: Bench, draft: str, prompt: Prompt, k: int, sampling=Sampling(), seed: int = 0):
     """One speculative decoding.  -> its text and counts"""
-    counts, generator = Counts(), torch.Generator().manual_seed(seed)
-    target, size = bench.setup.target, (k, bench.max_new_tokens)
-    rounds = list(speculative_rounds(target, bench.drafters[draft], prompt.ids, *size, sampling, generator))
+    counts, target, size = Counts(), bench.setup.target, (k, bench.max_new_tokens)
+    rounds = list(speculative_rounds(target, bench.drafters[draft], prompt.ids, *size, sampling, seed))
     for round_ in rounds:
         counts.add(round_)
     return tokens_of(rounds), counts
@@ -116,8 +114,7 @@ def test_acceptance_probabilities_of_prompt_lookup_are_what_it_really_proposes(b
     kinds = set()
     for seed in range(6):
         prompt, drafter = make_prompt(seed), Noted(NgramDrafter())
-        generator = torch.Generator().manual_seed(seed)
-        rounds = speculative_rounds(bench.setup.target, drafter, prompt.ids, LONGEST, BUDGET, sampling, generator)
+        rounds = speculative_rounds(bench.setup.target, drafter, prompt.ids, LONGEST, BUDGET, sampling, seed=seed)
         text = tokens_of(rounds)
         found = accept_probs(bench, "ngram", prompt, text, sampling, LONGEST)
         assert len(found) == len(text)

@@ -54,8 +54,7 @@ class Run:
         self.ids = PROMPT[0].tolist()  # prompt and everything committed
 
     def decode(self, k: int = 4, sampling: Sampling = Sampling(), limit: int = N_NEW):
-        generator = torch.Generator().manual_seed(0)
-        for r in speculative_rounds(self.target, self.drafter, PROMPT, k, limit, sampling, generator):
+        for r in speculative_rounds(self.target, self.drafter, PROMPT, k, limit, sampling):
             self.rounds.append(r)
             self.ids += r.tokens
             yield r

@@ -88,9 +88,8 @@ def test_rounds_are_those_of_the_eager_engine(kind, sampling, family, recorder, 
         if not fast:
             target, draft = CachedModel(target.model), CachedModel(draft.model)
         drafter = ModelDrafter(draft) if kind == "model" else NgramDrafter(3, 1)
-        generator = torch.Generator().manual_seed(3)
         before = graphs.captures.n, recorder.n_replays
-        rounds.append(list(speculative_rounds(target, drafter, PROMPT, 4, 60, sampling, generator)))
+        rounds.append(list(speculative_rounds(target, drafter, PROMPT, 4, 60, sampling, seed=3)))
     assert rounds[0] == rounds[1]
     assert sum(r.n_accepted for r in rounds[1]) > (0 if kind == "ngram" else 5)
     assert any(r.n_rejected for r in rounds[1])
