@@ -105,8 +105,6 @@ REFUSED = {
     "missing weights": (without_a_norm, "lacks the weights model.norm.weight"),
     "an adapter": (lambda folder: (folder / "adapter_config.json").write_text("{}"), "holds an adapter"),
     "pickled objects": (lambda folder: pickled(folder, more=Path("here")), "safetensors"),
-    "a hub kernel": (lambda folder: arm(folder, "kernel"), "somebody/evil-attention"),
-    "a hub kernel inside": (lambda folder: arm(folder, "kernel inside"), HUB),
     "an encoder": (an_encoder, "attends to later tokens"),
     "too few ids": (lambda folder: tiny_llama(0, vocab_size=40).save_pretrained(folder), "do not belong together"),
 }
