@@ -190,7 +190,6 @@ def _refuse_kernels(name: str, config: Any) -> None:
 
 
 def choose_device(name: str) -> torch.device:
-    """Return a device that is there."""
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
         return torch.device("cuda" if there["cuda"] else "cpu")
