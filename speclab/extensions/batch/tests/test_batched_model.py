@@ -291,9 +291,12 @@ def test_a_model_with_more_rows_than_its_tokenizer_has_ids_is_welcome():
     check_batch(CachedModel(tiny("llama"), VOCAB - 8))
 
 
-def test_recurrent_layers_are_refused():
-    with pytest.raises(EnvironmentProblem, match=r"mamba cannot decode in batches: .*recurrent.*; choose another"):
-        check_batch(CachedModel(tiny_families.tiny("mamba")))
+@pytest.mark.parametrize(
+    ("family", "why"), [("mamba", ": .*recurrent.*; choose another"), ("bloom", ""), ("llama4_text", "")]
+)
+def test_other_layers_are_refused(family, why):
+    with pytest.raises(EnvironmentProblem, match=f"{family} cannot decode in batches{why}"):
+        check_batch(CachedModel(tiny_families.tiny(family)))
 
 
 def test_a_broken_rollback_is_refused(monkeypatch):
