@@ -34,7 +34,6 @@ from tests.tiny_models import PlainTransformer, perturbed
 
 BUDGET = 40
 LONGEST = 8
-COMMON = {"target": "tiny", "device": "cpu", "dtype": "float64"}
 
 
 def pair_of(vocab: int) -> tuple:
@@ -244,10 +243,6 @@ def priced(monkeypatch):
     return bench, machine
 
 
-def rows_of(found: Measurement, costs: dict) -> list:
-    return build_rows(SimpleNamespace(common=COMMON), found, costs)
-
-
 ARMS = [BASELINE, *(Arm(name, name, k) for name in ("model", "ngram") for k in (0, 2, 4))]
 TOOLS = {name: [0, 1, 2, 3, 4, 2, 4] for name in ("model", "ngram")}
 
@@ -277,7 +272,7 @@ def test_on_a_machine_that_keeps_its_prices_predictions_are_measurements(priced)
     bench, _ = priced
     prompts = [make_prompt(seed, "code" if seed % 2 else "prose") for seed in range(3)]
     found = measure(bench, ARMS, [0.0, 0.7], prompts, 1, TOOLS)
-    rows = rows_of(found, calibrated(found))
+    rows = build_rows(found, calibrated(found))
     speculative = [row for row in rows if row.draft]
     assert len(speculative) == 6 * 2 * len({row.prompt_kind for row in rows})
     for row in speculative:
@@ -301,6 +296,6 @@ def test_a_draft_that_found_nothing_leaves_the_other_rows_their_prices(bench):
     arms = [BASELINE, Arm("ngram", "ngram", 2), Arm("model", "model", 2)]
     tools = {"ngram": [0, 1, 2, 2, 2], "model": [0, 1, 2, 2, 2]}
     found = measure(small, arms, [0.0], [text], 1, tools)
-    rows = rows_of(found, calibrated(found))
+    rows = build_rows(found, calibrated(found))
     priced = {row.method: row.accounting for row in rows if row.draft and row.prompt_kind == "all"}
     assert priced["model"] is not None

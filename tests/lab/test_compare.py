@@ -38,7 +38,7 @@ def test_record_tables_and_pictures(whole):
             assert row.same_as_baseline is (True if row.temperature == 0 else None)
             assert re.search(rf"{re.escape(row.method)}.*\b{row.speedup:.2f}x", whole.page)
     everything = [row for row in record.rows if row.prompt_kind == "all"]
-    assert all(row.n_tokens == 2 * 3 * 15 for row in everything), "prefill's token was counted, or a budget was missed"
+    assert all(row.n_emitted == 2 * 3 * 15 for row in everything), "prefill's token was counted, or a budget was missed"
     assert {(row.method, row.draft_length) for row in everything if row.temperature == 0.8} >= {
         ("baseline", 0), ("model", 0), ("model", 3), ("ngram", 3), ("model auto", 8), ("hybrid:ngram+draft", 3),
     }  # fmt: skip
