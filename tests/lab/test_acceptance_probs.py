@@ -28,7 +28,7 @@ from speclab.models.prompts import Prompt
 from speclab.records.rows import BASELINE, Arm
 from speclab.theory import ladder
 from speclab.theory.forecast import forecast
-from tests.decoding import Noted, plain_text, speculative_rounds
+from tests.decoding import plain_text, speculative_rounds
 from tests.lab.test_harness import Machine, finish, make_bench, make_prompt
 from tests.tiny_models import PlainTransformer, perturbed
 
@@ -107,26 +107,6 @@ def test_a_token_without_mass_does_not_break_the_probabilities(bench):
     text = [(token + 1) % 12 for token in said(bench, make_prompt())]
     found = accept_probs(bench, "model", make_prompt(), text, Sampling(1.0, top_k=1), LONGEST)
     assert set(np.asarray(found[0]).tolist()) <= {0.0, 1.0}
-
-
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8)], ids=str)
-def test_acceptance_probabilities_of_prompt_lookup_are_what_it_really_proposes(bench, sampling):
-    """In a decoding, state by state: proposals of another length than k, empty ones, and wrong ones included."""
-    kinds = set()
-    for seed in range(6):
-        prompt, drafter = make_prompt(seed), Noted(NgramDrafter())
-        generator = torch.Generator().manual_seed(seed)
-        rounds = speculative_rounds(bench.setup.target, drafter, prompt.ids, LONGEST, BUDGET, sampling, generator)
-        text = tokens_of(rounds)
-        found = accept_probs(bench, "ngram", prompt, text, sampling, LONGEST)
-        assert len(found) == len(text)
-        for t, draft in zip(drafter.places, drafter.drafts, strict=True):
-            right = [float(a == b) for a, b in zip(draft.tokens[0].tolist(), text[t:], strict=False)]
-            k = min(LONGEST, BUDGET - t - 1)
-            assert list(found[t])[:k] == right
-            kinds |= {"none" if not right else "short" if len(right) < k else "whole"}
-            kinds |= {"right" if chance else "wrong" for chance in right}
-    assert kinds == {"none", "short", "whole", "right", "wrong"}
 
 
 def test_acceptance_probabilities_of_the_dial_are_its_accuracy(bench):
