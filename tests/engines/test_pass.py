@@ -1,13 +1,10 @@
 """pass.c computes what the library computes: every family, width, length, mask and number of threads."""
 
-import ctypes
 import itertools
 
 import pytest
 import torch
 
-from speclab.engines.c_pass import AT_ONCE, Pass
-from speclab.engines.eager import layer_outputs
 from speclab.engines.parts import FAMILIES, parts_of
 from speclab.models import engine_choice
 from tests.engines.families import (
@@ -31,9 +28,9 @@ def test_every_family_is_tried():
     assert {kind for kind, _ in CASES.values()} == set(FAMILIES)
 
 
-@pytest.mark.parametrize("n_prompt", [20, AT_ONCE + 70])  # within a page and across; several calls
+@pytest.mark.parametrize("n_prompt", [20, 326])  # within a page and across several
 @pytest.mark.parametrize("case", [*CASES, *EAGER])
-def test_logits_are_the_librarys(case, n_prompt):
+def test_logits_and_states_are_the_librarys(case, n_prompt):
     check_passes(on_engine(case), n_prompt)
 
 
@@ -71,7 +68,7 @@ def path_to(node: int) -> list[int]:
     return [] if node < 0 else [*path_to(PARENTS[node]), node]
 
 
-@pytest.mark.parametrize("n_prompt", [5, 61, AT_ONCE - 4])  # within the window, over the end of a page, later
+@pytest.mark.parametrize("n_prompt", [5, 61, 252])  # within the window, over the end of a page, later
 @pytest.mark.parametrize("case", ["llama", "mistral", "gemma3_text", "qwen2", "gpt2", "gpt_neox", "smollm3", *EAGER])
 def test_every_token_of_a_tree_gets_the_logits_of_its_branch(case, n_prompt):
     """And where one branch is kept, the text goes on as after that branch alone; nothing of the others is read."""
@@ -136,11 +133,8 @@ def several(packing, texts, ids, now):
     for t, row in now:
         texts[t].reserve(row + 1)
     tokens = torch.tensor([[t, row, row, row + 1] for t, row in now], dtype=torch.int32)
-    chosen = torch.tensor([ids[t][0, row] for t, row in now])
-    pages = (ctypes.c_void_p * 3)(*(ctypes.addressof(text.addresses) for text in texts))
-    given = Pass(m=len(now), first=0, end=len(packing.layers), ids=chosen.data_ptr(), pages=ctypes.addressof(pages))
-    given.token = tokens.data_ptr()
-    return packing.run(given, range(len(now))[::-1], {})[0]
+    chosen = torch.tensor([[ids[t][0, row] for t, row in now]])
+    return packing.run(texts, tokens, chosen, wanted=range(len(now))[::-1])[0][0]
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma2", "gpt2"])
@@ -210,13 +204,3 @@ def test_a_weight_that_is_no_number_shows(case, bad):
         weight.data[place] = before
         assert highest.isfinite() == right[:, -1].max().isfinite(), name
         assert torch.equal(found.isfinite(), right[:, -1:].isfinite()), name
-
-
-def test_states_of_a_long_prompt_are_whole():
-    """Of all its calls, one below the other."""
-    model, cached = tiny("qwen3"), on_c(tiny("qwen3"))
-    text, cached.hidden_layers = text_of(model, 2 * AT_ONCE + 30), (0, 1)
-    with torch.inference_mode(), layer_outputs(model, (0, 1)) as right:
-        model(input_ids=text, use_cache=False)
-    cached.prefill(text)
-    assert_close(cached.hidden((0, 1)), torch.cat([right[0], right[1]], dim=-1))

@@ -31,23 +31,16 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.rows import BASELINE, Arm
 from tests.decoding import speculative_rounds
+from tests.engines.families import check_passes
 from tests.recorder import graphed, stand_in
 from tests.tiny_models import CONTEXT, FAMILIES, VOCAB, tiny
 
 PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1))
-GARBAGE = 1e4
 
 
 @pytest.fixture(autouse=True)
 def recorder(monkeypatch):
     return stand_in(monkeypatch)
-
-
-def spoil_dead_rows(cached: CachedModel) -> None:
-    """Rows behind the live length hold whatever was left there; finite, as buffers start as zeros."""
-    for buffer in cached._backend._buffers.keys + cached._backend._buffers.values:
-        with torch.inference_mode():
-            buffer[:, :, cached.length :] = GARBAGE
 
 
 # --- Passes -----------------------------------------------------------------------------------------------------------
@@ -58,22 +51,9 @@ CASES = {family: (family, CONTEXT - 2, {}) for family in FAMILIES} | SHORT  # OP
 
 
 @pytest.mark.parametrize(("family", "room", "changes"), CASES.values(), ids=CASES)
-def test_logits_are_the_models_own(family, room, changes):
-    """Every width, buckets crossed, graph caches outgrown, padding at the edge of the context, garbage in dead rows."""
-    cached = graphed(family, **changes)
-    ids = torch.randint(0, VOCAB, (1, room), generator=torch.Generator().manual_seed(2))
-    with torch.inference_mode():
-        right = cached.model(input_ids=ids, use_cache=False).logits
-    assert torch.allclose(cached.prefill(ids[:, :9])[0, -1], right[0, 8], atol=1e-9)
-    widths, place = [5, 1, 2, 3, 17, 1, 4], 9
-    while place < room:
-        width = min(widths[0], room - place)
-        widths = widths[1:] + widths[:1]
-        spoil_dead_rows(cached)
-        found = cached.forward(ids[:, place : place + width])
-        assert torch.allclose(found, right[:, place : place + width], atol=1e-9), f"width {width} at {place}"
-        place += width
-    assert cached.length == room
+def test_logits_and_states_are_the_models_own(family, room, changes):
+    """Buckets crossed, graph caches outgrown, padding at the edge of the context."""
+    check_passes(graphed(family, **changes), 9, room)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral_window", "gemma3_window"])
