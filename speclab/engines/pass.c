@@ -34,7 +34,7 @@
 #define L 4
 #endif
 #define PAGE 64  /* tokens of one text in one page of the cache */
-#define MOST 8   /* tokens whose sums are in registers at once */
+#define MOST (L == 16 ? 8 : 7) /* tokens whose sums are in registers at once */
 #define CHUNK 16 /* blocks of a matrix that stay in the processor's cache while many tokens use them */
 #define UNROLL _Pragma("GCC unroll 16")
 #define INLINE static inline __attribute__((always_inline))
@@ -117,19 +117,25 @@ INLINE vec weights(const int kind, uvec words, const int k) { /* column k of eac
 INLINE void tile(const int M, const int T, const int kind, const Matrix *w, Rows x, long b, Rows out, int add) {
   const int N = 1 << kind; /* columns of a word */
   const long n = w->columns, group = kind >= INT8 ? w->group : n;
+  const long block = n / N * L; /* words of a block */
+  const uint32_t *word = w->data + b * block;
   vec sum[32] = {{0}};
   for (long j = 0, g = 0; j < n; g++) {
     vec part[32] = {{0}};
     float of_x[MOST] = {0};
-    for (const long end = j + group; j < end; j += N) {
+    for (const long end = j + group; j < end; j += N, word += L) {
       uvec words[8];
-      UNROLL for (int t = 0; t < T; t++) memcpy(words + t, w->data + ((b + t) * n + j) / N * L, sizeof *words);
+      UNROLL for (int t = 0; t < T; t++) {
+        memcpy(words + t, word + t * block, sizeof *words);
+        __builtin_prefetch(word + t * block + 16 * L); /* while it computes, memory gets what comes next */
+      }
       UNROLL for (int k = 0; k < N; k++) {
-        const float *at = x.at + j + k;
-        if (kind == INT4) UNROLL for (int i = 0; i < M; i++) of_x[i] += at[i * x.stride];
-        UNROLL for (int t = 0; t < T; t++) {
-          const vec v = weights(kind, words[t], k);
-          UNROLL for (int i = 0; i < M; i++) part[t * M + i] += v * at[i * x.stride];
+        vec of_block[8];
+        UNROLL for (int t = 0; t < T; t++) of_block[t] = weights(kind, words[t], k);
+        UNROLL for (int i = 0; i < M; i++) { /* the number of each token in turn, so that one register holds it */
+          const float at = x.at[i * x.stride + j + k];
+          if (kind == INT4) of_x[i] += at;
+          UNROLL for (int t = 0; t < T; t++) part[t * M + i] += of_block[t] * at;
         }
       }
     }
@@ -145,10 +151,9 @@ INLINE void tile(const int M, const int T, const int kind, const Matrix *w, Rows
     store(o, add ? load(o) + sum[t * M + i] : sum[t * M + i]);
   }
 }
-/* As many blocks at once as there are registers for their sums: each sum waits for its own last addition alone, and
-   reading is faster from several places at once. */
-#define OF_16(M) (L == 16 ? (M + 1) / 2 : M) /* with 16 registers, so many tokens take as many */
-#define BLOCKS(M) (OF_16(M) == 1 ? 8 : OF_16(M) <= 3 ? 4 : OF_16(M) <= 6 ? 2 : 1)
+/* As many blocks at once as there are registers for their sums, beside their weights and one number of a token: each sum
+   waits for its own last addition alone, and reading is faster from several places at once. */
+#define BLOCKS(M) (L == 16 ? (M <= 2 ? 8 : M <= 6 ? 4 : 2) : M == 1 ? 8 : M == 2 ? 4 : M == 3 ? 3 : M <= 6 ? 2 : 1)
 #define TILES(M, T) \
   for (; b + T <= to; b += T, out.at += T * L) tile(M, T, kind, w, x, b, out, add);
 #define TOKENS(M) \
