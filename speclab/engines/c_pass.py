@@ -85,13 +85,11 @@ def in_steps(groups: Tensor, counts: Sequence[int], around_zero: bool) -> tuple[
 
 
 class CModel:
-    """A model, or a draft's head, as pass.c reads it.
+    """A model, or a draft's head, as pass.c reads it. Packed matrices leave `parts` one by one, so that the weights are
+    held once more and not twice.
 
-    name: of the engine, for users. page: tokens of a page. largest_window: the most tokens that a layer with a window
-    reads, 0 where all read all. bytes_spared: of the weights, which a pass does not read, as it reads them in fewer
-    bytes than their dtype has.
-
-    parts: packed matrices leave them one by one, so that the weights are held once more and not twice.
+    page: tokens of a page. largest_window: the most tokens that a layer with a window reads, 0 where all read all.
+    bytes_spared: of the weights, as a pass reads them in fewer bytes than their dtype has.
     """
 
     name = "c"
@@ -182,15 +180,13 @@ class CModel:
         first, end = (0, len(self.layers)) if layers is None else (layers.start, layers.stop)
         logits = torch.empty(1, len(wanted), -(-self.ids // self.lanes) * self.lanes)  # whole registers
         hidden = {layer: torch.empty(1, m, self.hidden) for layer in kept}
-        outputs = (c_void_p * len(self.layers))()
-        for layer, out in hidden.items():
-            outputs[layer] = out.data_ptr()
+        outputs = [hidden[layer].data_ptr() if layer in hidden else None for layer in range(len(self.layers))]
         given = {"token": token, "ids": ids, "states": states, "mask": mask, "logits": logits}
         tensors = {name: part.contiguous() for name, part in given.items() if part is not None}
         arrays = {
             "model": self.model,
             "pages": (c_void_p * len(texts))(*(ctypes.addressof(text.addresses) for text in texts)),
-            "outputs": outputs,
+            "outputs": (c_void_p * len(outputs))(*outputs),
             "wanted": (c_int * len(wanted))(*wanted),
         }
         addresses = {name: part.data_ptr() for name, part in tensors.items()}

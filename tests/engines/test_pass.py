@@ -1,7 +1,5 @@
 """pass.c computes what the library computes: every family, width, length, mask and number of threads."""
 
-import itertools
-
 import pytest
 import torch
 
@@ -28,8 +26,12 @@ def test_every_family_is_tried():
     assert {kind for kind, _ in CASES.values()} == set(FAMILIES)
 
 
-@pytest.mark.parametrize("n_prompt", [20, 326])  # within a page and across several
-@pytest.mark.parametrize("case", [*CASES, *EAGER])
+# Within a page and across several; and both sides of the edges of pages.
+PROMPTS = [(case, n) for case in (*CASES, *EAGER) for n in (20, 326)]
+PROMPTS += [(case, n) for case in ("llama", "mistral") for n in (*range(62, 67), *range(126, 131))]
+
+
+@pytest.mark.parametrize(("case", "n_prompt"), PROMPTS)
 def test_logits_and_states_are_the_librarys(case, n_prompt):
     check_passes(on_engine(case), n_prompt)
 
@@ -44,19 +46,6 @@ def test_the_cases_are_what_they_are_called():
     assert packed(tiny("olmo2")).model.whole_norms
     for case in ("llama with biases", "qwen2", "gpt2", "gpt_neox"):
         assert all(layer["qkv"][1].abs().min() > 0 for layer in parts_of(tiny(case))["layer"])
-
-
-@pytest.mark.parametrize("case", ["llama", "mistral"])
-def test_lengths_at_every_edge_of_a_page(case):
-    model, cached = tiny(case), on_c(tiny(case))
-    text = text_of(model, 2 * cached.fast.page + 12)
-    right = uncached(model, text)
-    for edge, n, width in itertools.product((1, 2), range(-2, 3), (1, 2, 9)):
-        n += edge * cached.fast.page
-        cached.prefill(text[:, :n])
-        assert_close(cached.forward(text[:, n : n + width]), right[:, n : n + width])
-        cached.crop(n - 3)
-        assert_close(cached.forward(text[:, n - 3 : n + 1]), right[:, n - 3 : n + 1])
 
 
 # --- Trees, and several texts -----------------------------------------------------------------------------------------
@@ -110,31 +99,20 @@ def test_a_tree_can_grow_by_several_passes(case):
 
 
 @pytest.mark.parametrize("case", ["llama", "mistral", "gemma2", "gpt2"])
+@torch.inference_mode()
 def test_several_texts_in_one_pass_are_each_alone(case):
-    """Texts of other lengths, their tokens in turns; logits are asked of some, in another order."""
-    model, packing = tiny(case), packed(tiny(case))
-    ids, lengths, width = [text_of(model, n, seed=n) for n in (4, 63, 90)], (1, 60, 86), 3
-    texts = [packing.start() for _ in ids]
-    for i in range(max(lengths) + width):
-        now = [(t, i) for t, n in enumerate(lengths) if i < n]  # every text that is not yet so long, by one token
-        now += [(t, lengths[t] + j) for t in range(3) for j in range(width)] if i >= max(lengths) else []
-        if not now:
-            break
-        found = several(packing, texts, ids, now)
-        if i >= max(lengths):
-            break
-    assert len(now) == 9
-    for (t, row), logits in zip(now[::-1], found, strict=True):
+    """Texts of other lengths, their tokens in turns; logits are asked for in another order."""
+    model, fast, lengths = tiny(case), packed(tiny(case)), (1, 60, 87)
+    ids, texts = [text_of(model, n + 3, seed=n) for n in lengths], [fast.start() for _ in lengths]
+    for text, of_text, n in zip(texts, ids, lengths, strict=True):
+        text.prefill(of_text[:, :n])
+        text.reserve(n + 3)
+    tokens = [(t, n + i) for i in range(3) for t, n in enumerate(lengths)]
+    token = torch.tensor([[t, row, row, row + 1] for t, row in tokens], dtype=torch.int32)
+    chosen = torch.tensor([[ids[t][0, row] for t, row in tokens]])
+    found, _ = fast.run(texts, token, chosen, wanted=range(len(tokens))[::-1])
+    for (t, row), logits in zip(tokens[::-1], found[0], strict=True):
         assert_close(logits, uncached(model, ids[t][:, : row + 1])[0, -1])
-
-
-def several(packing, texts, ids, now):
-    """A pass over tokens, each (number of its text, row). -> (tokens, ids) logits, the last token's first"""
-    for t, row in now:
-        texts[t].reserve(row + 1)
-    tokens = torch.tensor([[t, row, row, row + 1] for t, row in now], dtype=torch.int32)
-    chosen = torch.tensor([[ids[t][0, row] for t, row in now]])
-    return packing.run(texts, tokens, chosen, wanted=range(len(now))[::-1])[0][0]
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma2", "gpt2"])
