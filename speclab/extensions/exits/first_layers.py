@@ -58,10 +58,9 @@ def forward_first(backend: Any, tokens: Tensor, length: int, n_layers: int) -> T
     """Run the first `n_layers` layers alone: (1, m) ids after `length` tokens -> their outputs (1, m, hidden)."""
     last = n_layers - 1
     if isinstance(backend, CBackend):
-        backend.run(tokens, None, length, range(n_layers), (last,), 0)
+        backend.run(length, 0, tokens, layers=range(n_layers), kept=(last,))
         return backend.hidden[last]
     model = backend._model
-    backend._keep_what_leaves()
     check_length(backend._cache, range(n_layers), length)
     with only_layers(model, range(n_layers)), layer_outputs(model, (last,)) as outputs:
         model.base_model(input_ids=tokens, past_key_values=backend._cache, use_cache=True)
@@ -73,7 +72,7 @@ def forward_rest(backend: Any, states: Tensor, length: int, n_layers: int) -> Te
     logits."""
     kept, width = [layer for layer in backend._hidden_layers if layer >= n_layers], states.shape[1]
     if isinstance(backend, CBackend):
-        logits = backend.run(None, states, length, backend.layers[n_layers:], kept, width)
+        logits = backend.run(length, width, states=states, layers=backend.layers[n_layers:], kept=kept)
     else:
         layers = backend._cache.layers
         rest = range(n_layers, len(layers))
