@@ -33,28 +33,6 @@ def speculative_rounds(
     return speculative_decode(target, drafter, prompt, k, settings(n_tokens, *how, **more), accept)
 
 
-class Noted:
-    """Passes everything to a drafter and writes down how many tokens were asked for, after how many new ones, and the
-    draft."""
-
-    def __init__(self, drafter):
-        self.drafter, self.asked, self.places, self.drafts, self._n = drafter, [], [], [], 0
-
-    def prefill(self, *args):
-        self.drafter.prefill(*args)
-
-    def propose(self, k, uniforms):
-        draft = self.drafter.propose(k, uniforms)
-        self.asked.append(k)
-        self.places.append(self._n)
-        self.drafts.append(draft)
-        return draft
-
-    def observe(self, n_accepted, committed):
-        self._n += len(committed)
-        self.drafter.observe(n_accepted, committed)
-
-
 def keys_and_values(cached: CachedModel) -> list[tuple[Tensor, Tensor]]:
     """What a cache holds, layer by layer: (1, kv heads, length, head width) each."""
     backend = cached.backend
@@ -80,7 +58,7 @@ def row_of(text: CBackend, row: int) -> tuple[Tensor, Tensor]:
 
 
 def poison(cached: CachedModel, n_last: int) -> None:
-    """Write NaN over the last rows of a cache, in its storage."""
+    """Write NaN over the last rows of a cache, in its storage; a large number where all rows are read and masked."""
     backend, length = cached.backend, cached.length
     with torch.inference_mode():
         if isinstance(backend, CBackend):
@@ -88,7 +66,7 @@ def poison(cached: CachedModel, n_last: int) -> None:
         else:
             rows = [part[..., -n_last:, :] for layer in keys_and_values(cached) for part in layer]
         for row in rows:
-            row.fill_(torch.nan)
+            row.fill_(torch.nan if isinstance(backend, CBackend | EagerBackend) else 1e4)
 
 
 def model_accept_probs(accept: Sequence[float]) -> list[Sequence[float]]:
