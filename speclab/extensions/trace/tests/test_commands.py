@@ -8,10 +8,10 @@ import pytest
 
 import optimized_speculative
 from optimized_speculative import speculative_decode
+from solutions.ex01_shapes import shapes as of_exercise
 from speclab.core.accept import accept_from_logits
 from speclab.extensions.trace import follow
 from speclab.extensions.trace.__main__ import main, parse
-from speclab.extensions.trace.tests.test_shapes import of_exercise
 from speclab.extensions.trace.tests.test_trace import Tags
 from speclab.lab.instruments import LoopFunctions
 from speclab.models import loading
@@ -99,11 +99,8 @@ def test_other_functions_take_part(models, capsys):
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_what_others_say_of_shapes_stands_beside_them(models, capsys, wrong):
-    def say(n_cached, n_new, d_model, n_heads, vocab_size) -> dict:
-        right = of_exercise(n_cached, n_new, d_model, n_heads, vocab_size)
-        return right | ({"ids": (99,)} if wrong else {})
-
-    functions = LoopFunctions(speculative_decode, shapes=say)
+    said = {"ids": (99,)} if wrong else {}
+    functions = LoopFunctions(speculative_decode, shapes=lambda *sizes: of_exercise(*sizes) | said)
     assert main(["shapes", *models, "--prompt", "def f(x):"], functions) == int(wrong)
     assert ("(99,)" in capsys.readouterr().out) == wrong
     assert parse(["shapes"]).uses == ("shapes",)

@@ -6,19 +6,14 @@ import pytest
 
 import optimized_speculative
 from draft_models import ModelDrafter, NgramDrafter
-from optimized_speculative import speculative_decode
 from speclab.drafts.feature import FeatureDrafter
 from speclab.extensions.trees.best import BestTreeDrafter
 from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.extensions.trees.merged import MergedDrafter
-from speclab.lab.instruments import LoopFunctions
-from speclab.lab.known_texts import replay_rounds
 from speclab.models.cached import CachedModel
-from speclab.records.rows import RoundCounts
 from tests.cli.test_cli import run  # noqa: F401 - a fixture
-from tests.decoding import plain_text, speculative_rounds
 from tests.drafts.test_overflows import check_it_is_said, drafter_of, model  # noqa: F401 - a fixture
-from tests.lab.test_replay import N_NEW, learnt  # noqa: F401 - a fixture
+from tests.lab.test_replay import learnt, replayed  # noqa: F401 - a fixture
 from tests.tiny_models import perturbed
 
 WAYS = {
@@ -47,18 +42,9 @@ def test_the_head_names_the_shape_and_its_tokens(run, pair_folder):  # noqa: F81
 @pytest.mark.parametrize("kind", ["feature", "model"])
 def test_replayed_rounds_of_trees_are_those_of_the_decoding(learnt, kind):  # noqa: F811
     target, head, prompts = learnt
-    seen = set()
-    for prompt in prompts:
-        text, made = plain_text(target, prompt, N_NEW), []
-        for timed in (True, False):
-            one = FeatureDrafter(head) if kind == "feature" else ModelDrafter(CachedModel(perturbed(target.model, 0.1)))
-            tree = TreeDrafter(one, (3, 2, 1))
-            if timed:
-                rounds = speculative_rounds(target, tree, prompt, tree.n_tokens, N_NEW)
-                made.append([RoundCounts(r.n_drafted, r.n_accepted, False) for r in rounds if not r.prefill])
-            else:
-                functions = LoopFunctions(speculative_decode)
-                made.append(replay_rounds(functions, target, tree, prompt, tuple(text), tree.n_tokens))
-        assert made[0] == made[1]
-        seen |= set(made[0])
-    assert len({one.n_accepted for one in seen}) > 2
+
+    def make():
+        one = FeatureDrafter(head) if kind == "feature" else ModelDrafter(CachedModel(perturbed(target.model, 0.1)))
+        return TreeDrafter(one, (3, 2, 1))
+
+    assert len({one.n_accepted for one in replayed(target, make, prompts, make().n_tokens)}) > 2
