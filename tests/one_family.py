@@ -128,8 +128,8 @@ def compare(model: PreTrainedModel, engines: list, expected: Texts) -> tuple[Cou
 def in_trees(model: PreTrainedModel, fast: object, draft: CachedModel, expected: Texts) -> str:
     """Decode every prompt with trees, or raise WrongText.  -> why the family cannot have them; empty if it can"""
     # Here: everything else runs without the extension.
-    from speclab.extensions.trees.checks import check_tree
     from speclab.extensions.trees.fixed import TreeDrafter
+    from speclab.extensions.trees.register import check_tree
 
     target = CachedModel(model, fast=fast)
     try:

@@ -10,7 +10,7 @@ from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.engines.eager import decoder_layers
 from speclab.extensions.exits import first_layers
-from speclab.extensions.exits.drafter import ExitAdapter, ExitDrafter
+from speclab.extensions.exits.early_exit import ExitAdapter, ExitDrafter
 from speclab.extensions.exits.first_layers import FirstLayers, check_split
 from speclab.extensions.exits.tests.adapters import trained_exit, trained_exit_in_float32
 from speclab.models.cached import CachedModel

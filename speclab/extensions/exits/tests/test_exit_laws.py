@@ -9,7 +9,7 @@ from draft_models import NgramDrafter
 from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength
-from speclab.extensions.exits.drafter import ExitDrafter
+from speclab.extensions.exits.early_exit import ExitDrafter
 from speclab.extensions.exits.tests.adapters import tiny_adapter, trained_exit
 from speclab.models.cached import CachedModel
 from tests import contract

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.peers import __main__ as peers
-from speclab.extensions.exits.drafter import ExitDrafter
+from speclab.extensions.exits.early_exit import ExitDrafter
 from speclab.extensions.exits.tests.adapters import tiny_adapter
 from tests.benchmarks.test_benchmarks import bench, check_arms  # noqa: F401 - a fixture
 

@@ -12,8 +12,7 @@ from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts import registry
 from speclab.drafts.heads.rollout import target_pass
-from speclab.extensions.mtp.drafter import MtpDrafter
-from speclab.extensions.mtp.head import MtpHead
+from speclab.extensions.mtp.head import MtpDrafter, MtpHead
 from speclab.extensions.mtp.head_weights import empty_model, of_head, read_mtp_head, target_logits
 from speclab.extensions.mtp.tests.tiny_checkpoints import BASE, HIDDEN, N_LAYERS, SHAPES, VOCAB, write
 from speclab.models import loading

@@ -12,9 +12,9 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.engines.c_pass import CBackend
 from speclab.engines.cuda import graphs
 from speclab.extensions.trees.best import BestTreeDrafter
-from speclab.extensions.trees.checks import check_tree
 from speclab.extensions.trees.draft import TreeDraft, chain, reads
 from speclab.extensions.trees.fixed import TreeDrafter, level_parents
+from speclab.extensions.trees.register import check_tree
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem
