@@ -25,6 +25,7 @@ from speclab.models.cached import CachedModel
 from speclab.system.errors import UsageProblem
 from tests.grids import often, pairs_often
 from tests.heads import N_LEARNT, block_heads, prompts, trained
+from tests.models import test_rope as rope
 from tests.models.test_caches import worst_difference
 from tests.recorder import stand_in
 from tests.tiny_models import CLOSE, CONTEXT, VOCAB, perturbed, tiny
@@ -284,6 +285,16 @@ def test_drafts_side_by_side():
     assert both.probs[1, 0].tolist() == [0, 0, 0, 1]
     assert both.parents.tolist() == [[-1, 0, 0], [-1, -1, 1]]
     assert side_by_side([replace(drawn, probs=None)] * 2, 4).probs is None
+
+
+@pytest.mark.parametrize(("kind", "engine"), [("dynamic", "eager"), ("learned", "eager"), ("longrope", "c")])
+def test_texts_up_to_the_limit_of_positions_are_those_of_uncached_passes(kind, engine):
+    """Padding behind the last position must not count as a longer text."""
+    n_tokens = rope.LIMIT[kind] - rope.PROMPT.shape[1]
+    target, draft = rope.pair_of(kind, engine)
+    asked = [Request(ids, DecodeSettings(n_tokens)) for ids in (rope.PROMPT[:, :2], rope.PROMPT)]
+    rounds = speculative_decode_batch(BatchedModel(target, 2), of_batch(ModelDrafter(draft), 2), asked, 4)
+    assert tokens_of(by_text(rounds, 2)[1]) == rope.uncached(kind, n_tokens)
 
 
 # --- Requests ---------------------------------------------------------------------------------------------------------

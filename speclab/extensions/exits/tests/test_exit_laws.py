@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 
+from benchmarks.peers import __main__ as peers
 from draft_models import NgramDrafter
 from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
@@ -14,6 +15,7 @@ from speclab.extensions.exits.tests.adapters import tiny_adapter, trained_exit
 from speclab.models.cached import CachedModel
 from tests import contract
 from tests import test_filtered_laws as filtered_laws
+from tests.benchmarks.test_benchmarks import bench, check_arms  # noqa: F401 - a fixture
 from tests.core.test_one_wait import check_waits
 from tests.drafts import test_overflows as overflows
 from tests.heads import target_states
@@ -78,3 +80,12 @@ def test_every_way_of_drafting_says_that_logits_are_not_finite(way, temperature)
     model = tiny("llama", num_hidden_layers=3)
     drafter = overflows.WAYS[way](ExitDrafter(overflows.overflowing(tiny_adapter(model, 2))))
     overflows.check_it_is_said(model, drafter, temperature)
+
+
+@pytest.mark.full
+def test_all_arms_emit_the_same_text_and_count_their_passes(bench, prompt):  # noqa: F811
+    """Beside the library's own early exit."""
+    model = bench.setup.target.model
+    bench.drafters["exit"] = ExitDrafter(tiny_adapter(model).to(model.dtype))
+    bench.setup.target.hidden_layers = (0,)
+    check_arms(bench, prompt, peers.arms_for([2], bench.drafters))
