@@ -23,10 +23,10 @@ from tests.tiny_models import perturbed
 DRAFTS = {
     "tree": lambda *given: TreeDrafter(model_draft(*given), (2, 2, 1)),
     "sampled tree": lambda *given: TreeDrafter(model_draft(*given), (3, 2), sampled=True),
-    "tree of a head": lambda model, _: TreeDrafter(FeatureDrafter(in_format(trained()[1], model.dtype)), (2, 2, 1)),
+    "tree of a head": lambda target, _: TreeDrafter(FeatureDrafter(in_format(trained()[1], target.dtype)), (2, 2, 1)),
     "best": lambda *given: BestTreeDrafter(model_draft(*given)),
-    "best of a block": lambda model, _: BestTreeDrafter(
-        block_heads().BlockDrafter(in_format(block_heads().trained_block(markov_rank=3)[1], model.dtype))
+    "best of a block": lambda target, _: BestTreeDrafter(
+        block_heads().BlockDrafter(in_format(block_heads().trained_block(markov_rank=3)[1], target.dtype))
     ),
     "merged": lambda *given: MergedDrafter([NgramDrafter(2, 1), model_draft(*given)]),
 }
