@@ -74,7 +74,6 @@ def typical(timings: Timings, seconds: str = "seconds") -> list[float]:
 
 
 def ratio(before: Timings, after: Timings, seconds: str = "seconds") -> Ratio:
-    """The ratio that says how many times as fast `after` is on the same prompts."""
     top, bottom = typical(before, seconds), typical(after, seconds)
     return Ratio(sum(top) / sum(bottom), *(ratio_interval(top, bottom) or (None, None)))
 
@@ -109,7 +108,6 @@ LEGEND = [
 
 
 def speed_tables(run: PeersRun) -> list[Block]:
-    """A table with a line for every arm, over all prompts."""
     arms, to_peer = by_arm(run.raw), over_peers(run)
     n_tokens = sum(t.n_passes for t in arms["baseline", 0])  # a token for every pass
     same = {

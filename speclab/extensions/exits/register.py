@@ -53,7 +53,6 @@ def read_exit(argument: str, text: str) -> Choice:
 
 
 def _drafter(setup: Setup, seed: int) -> Drafter:
-    """Make the drafter, on an engine that runs the target in two parts."""
     check_family(setup.target.model, "--draft exit", OTHER_FAMILY)
     head = read_adapter(setup.target.model)
     if setup.target.engine == "graphs":
