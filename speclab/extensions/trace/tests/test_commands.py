@@ -20,16 +20,6 @@ from speclab.system.paths import ROOT
 from tests.cli.bad_inputs import Row
 from tests.cli.test_bad_inputs import check_row, folder, is_one_line  # noqa: F401 - a fixture
 
-TEXTS = [("code", "def f(x):"), ("prose", "return x")]
-SIZE = ["--threads", "1", "--engine", "eager", "--max-new-tokens", "24"]
-
-
-@pytest.fixture
-def models(pair_folder, monkeypatch) -> list[str]:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    return ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "draft"), *SIZE]
-
-
 # --- one decoding -----------------------------------------------------------------------------------------------------
 
 
@@ -64,15 +54,13 @@ def test_a_trace_in_the_terminal(models, capsys, words):
 
 
 def test_the_first_of_several_prompts_is_decoded(models, capsys):
-    assert main([*models, "--prompt", "def f(x):"]) == 0
-    alone = capsys.readouterr()
-    assert main([*models, "--prompt", "def f(x):", "--prompt", "return x"]) == 0
-    first = capsys.readouterr()
-    rounds = [re.sub(r"\d+\.\d\d", "", out.partition("round  kept")[2].partition("After the")[0]) for out in
-              (alone.out, first.out)]  # fmt: skip
-    columns = [re.findall(r'[+x>*.^?]".*', out) for out in rounds]
-    assert columns[0] == columns[1]
-    assert len(first.err.splitlines()) == len(alone.err.splitlines()) + 1
+    columns = []
+    for more in ([], ["--prompt", "return x"]):
+        assert main([*models, "--prompt", "def f(x):", *more]) == 0
+        out, err = capsys.readouterr()
+        columns.append(re.findall(r'[+x>*.^?]".*', out.partition("round  kept")[2]))
+        assert err.count("the first prompt is decoded") == len(more) // 2
+    assert columns[0] == columns[1] != []
 
 
 def test_lengths_that_choose_themselves_are_drawn(models, tmp_path):

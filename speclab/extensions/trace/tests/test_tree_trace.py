@@ -159,15 +159,13 @@ def test_the_page_holds_the_tree(tokenizer):
 
 
 @pytest.mark.parametrize("shape", ["2x2x1", "best"])
-def test_trace_of_a_decoding_with_trees(pair_folder, capsys, tmp_path, monkeypatch, shape):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    models = ["--target", str(pair_folder / "target"), "--draft", f"tree:{shape}:{pair_folder / 'draft'}"]
-    words = ["--threads", "1", "--engine", "eager", "--max-new-tokens", "24", "--ignore-eos", "--prompt", "def f(x):"]
-    assert main([*models, *words]) == 0
+def test_trace_of_a_decoding_with_trees(models, pair_folder, capsys, tmp_path, shape):
+    words = [*models, "--draft", f"tree:{shape}:{pair_folder / 'draft'}", "--ignore-eos", "--prompt", "def f(x):"]
+    assert main(words) == 0
     out = capsys.readouterr().out
     assert "Both texts are the same" in out
     assert "against the rule" not in out
     assert "never tested" not in out.partition("signs")[0]
     file = tmp_path / "t.html"
-    assert main([str(file), *models, *words, "--temperature", "0.8"]) == 0
+    assert main([str(file), *words, "--temperature", "0.8"]) == 0
     assert "Against the rule" not in file.read_text("utf-8")
