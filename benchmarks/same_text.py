@@ -128,7 +128,6 @@ def count(row: Margins, margins: Sequence[float], accepted: AcceptProbs, k: int)
 
 
 def measure(args: argparse.Namespace, lengths: list[int]) -> tuple[SameTextRun, BaseException | None]:
-    """Measure dtype by dtype.  -> the record, what ended it early"""
     checks, margins, fields = list[Facts](), dict[str, Margins](), dict[str, Any]()
     choices = registry.read_all(args.draft.split(",")) if args.draft else []
     registry.check_chains("the command", choices)

@@ -134,7 +134,7 @@ def test_the_model_itself_is_left_as_it_was():
 
 @pytest.mark.parametrize("mutant", [one for one in ENGINES if one.refused], ids=lambda one: one.what)
 def test_the_check_at_load_refuses_a_pass_that_is_wrong(mutant, monkeypatch):
-    """Mistakes that a chain of tokens shows. Trees have a check of their own (speclab/extensions/trees/checks.py)."""
+    """Mistakes that a chain of tokens shows. Trees have a check of their own (speclab/extensions/trees/register.py)."""
     model = tiny_case(mutant.refused)
     assert engine_choice.build(model)[0] is not None
     for name in dict.fromkeys([mutant.apply.name, c_pass.__name__]):

@@ -62,7 +62,6 @@ def converted_folder(name: str) -> str:
 
 
 def description(name: str, model: PreTrainedModel) -> str:
-    """Say whose weights a model has: the types of the file."""
     types = (Path(converted_folder(name)) / TYPES).read_text()
     return f"the weights of a GGUF file ({types}), run in {str(model.dtype).split('.')[-1]}"
 

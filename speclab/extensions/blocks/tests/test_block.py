@@ -6,7 +6,7 @@ import torch
 from speclab.core.sampling import Sampling
 from speclab.drafts.heads.parts import rotations
 from speclab.drafts.heads.rollout import target_pass
-from speclab.extensions.blocks.drafter import BlockDrafter
+from speclab.extensions.blocks.block_drafter import BlockDrafter
 from speclab.extensions.blocks.head import blocks
 from speclab.extensions.blocks.tests.block_heads import block_rows, tiny_block_head, trained_block
 from speclab.models.cached import CachedModel

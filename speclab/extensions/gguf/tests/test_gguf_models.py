@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from speclab.drafts import registry
 from speclab.extensions.gguf import register
-from speclab.extensions.gguf.tests.gguf_files import plain, quantised
+from speclab.extensions.gguf.tests.gguf_files import quantised
 from speclab.models import generation, loading
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.files import CACHE
@@ -26,8 +26,10 @@ KINDS = ("F32", "Q8_0", "Q4_1")
 @pytest.fixture(scope="module")
 def files(tmp_path_factory, pair_folder):
     """The tiny target as a file of each type."""
-    folder = tmp_path_factory.mktemp("gguf")
-    plain(pair_folder / "target", folder / "F32.gguf")
+    folder, place = tmp_path_factory.mktemp("gguf"), pair_folder / "target"
+    writes = pytest.importorskip("speclab.extensions.servers.written_gguf")
+    model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
+    writes.write_model(model, AutoTokenizer.from_pretrained(place), folder / "F32.gguf")
     for kind in KINDS[1:]:
         quantised(folder / "F32.gguf", folder / f"{kind}.gguf", kind)
     return folder

@@ -23,7 +23,7 @@ from speclab.drafts import registry
 from speclab.drafts.oracle import Dial
 from speclab.extensions.recurrent import backend
 from speclab.extensions.recurrent.backend import RecurrentBackend, pass_options
-from speclab.extensions.recurrent.family import RECURRENT, is_recurrent, reads_several
+from speclab.extensions.recurrent.layers import RECURRENT, is_recurrent, reads_several
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import engine_choice, family, memory
 from speclab.models.cached import CachedModel

@@ -161,11 +161,7 @@ def test_where_all_is_shared_it_is_the_model(renumbered, sampling):
 
 
 def test_names(renumbered):
-    for kind in ("intersect:a/b", "hybrid:suffix+intersect:a/b", "tree:2:intersect:a/b", "merge:suffix+intersect:a/b"):
+    for kind in ("tree:2:intersect:a/b", "merge:suffix+intersect:a/b"):
         read(kind)
     assert read(f"intersect:{renumbered}").name == f"intersect:{loading.short_name(renumbered)}"
     assert read("hybrid:suffix+intersect:a/b").name == "hybrid:suffix+intersect:a/b"
-    for kind in ("intersect", "intersect:", "intersect:model", "dial:0.5:intersect:a/b"):
-        with pytest.raises(UsageProblem) as problem:
-            read(kind)
-        assert "\n" not in str(problem.value)
