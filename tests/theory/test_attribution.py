@@ -32,7 +32,6 @@ COSTS = Costs(
     rollback=0.004,
     host=0.006,
 )
-COMMON = {"target": "t", "device": "cpu", "dtype": "float32"}
 N_PROMPT = 10
 HALF = [0.5] * 6  # acceptance chances of a text of six tokens
 
@@ -70,7 +69,7 @@ def plain(*lengths: int, seconds: float = 1.0) -> Decoded:
 
 def explained(mine: Decoded, base: Decoded, *probs, **along):
     """The row of an arm, with predictions from these costs."""
-    row = row_of(mine.arm, [mine], [base], COMMON, "all")
+    row = row_of([mine], [base])
     return replace(row, **predictions(row, price(mine, base, COSTS, *probs, **along)))
 
 
@@ -172,7 +171,7 @@ def test_accounting_is_exact_where_the_costs_are(seed):
         mine.append(ours)
         base.append(theirs)
         total += price(ours, theirs, COSTS, constant([0.5] * n))
-    row = row_of(mine[0].arm, mine, base, COMMON, "all")
+    row = row_of(mine, base)
     row = replace(row, **predictions(row, total))
     assert row.accounting == pytest.approx(row.speedup, rel=1e-12)
     if row.ladder:

@@ -13,7 +13,7 @@ from speclab.core.drafter import Drafter
 from speclab.drafts.heads.files import CONFIG, decoder_of, read_config, read_files, read_tensors, weights_of
 from speclab.drafts.registry import OTHER_FAMILY, Choice, add
 from speclab.engines.eager import decoder_layers
-from speclab.extensions.exits.drafter import ExitAdapter, ExitConfig, ExitDrafter
+from speclab.extensions.exits.early_exit import ExitAdapter, ExitConfig, ExitDrafter
 from speclab.extensions.exits.first_layers import check_split
 from speclab.models import loading
 from speclab.models.family import check_family
@@ -53,7 +53,6 @@ def read_exit(argument: str, text: str) -> Choice:
 
 
 def _drafter(setup: Setup, seed: int) -> Drafter:
-    """Make the drafter, on an engine that runs the target in two parts."""
     check_family(setup.target.model, "--draft exit", OTHER_FAMILY)
     head = read_adapter(setup.target.model)
     if setup.target.engine == "graphs":

@@ -1,7 +1,7 @@
 """The pictures of a comparison: measured values are markers, formulas are lines, the line at 1.0 is no gain."""
 
-import functools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from speclab.present.pictures import figures
@@ -18,15 +18,16 @@ GAIN, LOSS, GREY = figures.COLOURS[0], figures.COLOURS[1], "#BBBBBB"
 PREDICTIONS = {"forecast": "forecast", "book_formula": figures.BOOK}
 
 
-def comparison(run: ComparisonRun, folder: Path, name: str) -> list[functools.partial[Path | None]]:
-    """Return the pictures of a comparison: each is painted and written when it is called.  -> its path
+def comparison(run: ComparisonRun, folder: Path, name: str) -> list[partial[Path | None]]:
+    """Return the pictures of a comparison, one of all its runs among them: each is painted and written when it is called.  -> its
+    path, or None where there is nothing to show
 
-    None where there is nothing to show. Nothing is computed before: what fails in a picture costs no other file.
+    Nothing is computed before: what fails in a picture costs no other file.
     """
     painters = {"speedup": lambda rows: draw(speedup_panels(rows), 5.4, 4.6), "why": _why}
-    steps = [functools.partial(_write, paint, run, folder, f"{name}-{what}") for what, paint in painters.items()]
+    steps = [partial(_write, paint, run, folder, f"{name}-{what}") for what, paint in painters.items()]
     if run.eager and run.padded:
-        steps.append(functools.partial(_limits, [run.eager, run, run.padded], folder, f"{name}-limits"))
+        steps.append(partial(_limits, [run.eager, run, run.padded], folder, f"{name}-limits"))
     return steps
 
 

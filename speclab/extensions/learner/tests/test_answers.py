@@ -1,13 +1,28 @@
-"""What the checks let pass: whole numbers of any kind, a list of two for a pair, arguments that are used up."""
+"""Right answers of other kinds pass the checks: numbers of any kind, lists for pairs, arguments that are used up.
+Wrong ones that are easy to give fail one, and the first check that fails names the idea behind it."""
+
+import re
 
 import numpy
 import pytest
 import torch
+from speclab.models.names import LAB_DRAFT
 
 from exercises import distilled
+from speclab.extensions.learner import checks
 from speclab.models import prompts
-from speclab.models.names import LAB_DRAFT
-from tests.exercises.answers import failures, whole, with_wrong_answer
+from tests.exercises.answers import (
+    VOICES,
+    copy_of,
+    failures,
+    mistaken,
+    mistakes,
+    whole,
+    with_mistakes,
+    with_wrong_answer,
+)
+
+# --- right answers ----------------------------------------------------------------------------------------------------
 
 NUMPYS_SHAPES = """
 def shapes(n_cached, n_new, d_model, n_heads, vocab_size):
@@ -127,3 +142,61 @@ def test_what_exercise_18_says_of_a_real_draft(monkeypatch, capsys):
     assert 0 <= least <= kept < 1
     assert 1 < promised == pytest.approx(sum(choice**i for i in range(5)), abs=0.05)
     assert 1 < replayed <= 5
+
+
+# --- wrong answers ----------------------------------------------------------------------------------------------------
+
+# An exception and a time limit say that something is wrong, and not what.
+NO_WORDS = re.compile(r"\w*(Error|Exception|Iteration|Exit|Interrupt)\b|still running|\w+ returned None")
+STEMS = [exercise.stem for exercise in checks.exercises() if exercise.number != 8]  # that one has its own table
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_every_known_wrong_answer_fails_a_check(stem):
+    """And says why in words: no bare assertion, no exception from inside the check. The words are about the code, "it
+    looks as if yours ...", or about the rule, "remember: ..."."""
+    assert len(mistakes(stem)) >= 2
+    for answer in mistakes(stem):
+        _, said = next(failures(mistaken(stem, answer), stem), ("", ""))
+        assert said, f"no check notices: {answer}"
+        assert not said.startswith("assert "), answer
+        assert NO_WORDS.match(said) or VOICES.search(said), f"{answer}: {said}"
+
+
+STATISTIC = "test_sampled_rounds_follow_the_targets_law"
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "the correction is drawn from the target's row, not from the residual",
+        "u <= p / q lets a token of target probability 0 pass at u = 0",
+        "the bonus token is drawn from the draft's last row",
+    ],
+)
+def test_the_statistic_of_exercise_four_notices_by_itself(mistake):
+    """The exact checks run before it and would hide that it notices nothing."""
+    stem = "ex04_rejection"
+    found = dict(failures(mistaken(stem, mistake), stem))
+    assert found[STATISTIC].endswith(f": {mistake}")
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "check"),
+    [
+        ("draws[:, :draft_length], draws[:, draft_length:]", "draws, draws", "test_nothing_else_is_broken"),
+        ("n_accepted, n_rejected = i + 1, 0", "n_accepted = i + 1", "test_nothing_follows_an_end_of_text"),
+        (
+            "n_accepted, n_rejected = i + 1, 0",
+            "n_accepted, n_rejected = i + 1, 0\n                else:\n                    n_rejected = 0",
+            "test_nothing_follows_an_end_of_text",
+        ),
+    ],
+    ids=["uniforms used twice", "n_rejected not reset", "n_rejected always reset"],
+)
+def test_a_wrong_loop_fails_its_check(right, wrong, check):
+    """Exercise 8: what its checks have let pass."""
+    stem = "ex08_bug_hunt"
+    source = with_mistakes(stem)
+    assert right in source
+    assert next(failures(copy_of(stem, source.replace(right, wrong)), stem))[0] == check
