@@ -34,7 +34,7 @@ def at_once(device: torch.device, few: int, many: int, size: int) -> int:
 
 
 def optimizers(model: nn.Module, rate: float, adamw_share: float = 1.0) -> list[torch.optim.Optimizer]:
-    """Make the optimizers: Muon for the layers' matrices, where the device multiplies in bfloat16, and AdamW for all else.
+    """Make the optimizers: Muon for the layers' matrices where the device multiplies in bfloat16, AdamW for all else.
 
     rate: the peak learning rate. adamw_share: the rate of AdamW, as a share of it.
     """

@@ -6,11 +6,11 @@ import re
 import numpy
 import pytest
 import torch
-from speclab.models.names import LAB_DRAFT
 
 from exercises import distilled
 from speclab.extensions.learner import checks
 from speclab.models import prompts
+from speclab.models.names import LAB_DRAFT
 from tests.exercises.answers import (
     VOICES,
     copy_of,

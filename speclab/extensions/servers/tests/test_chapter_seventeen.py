@@ -133,7 +133,7 @@ def test_what_is_open_or_wrong_or_damaged_is_a_line(damage, words, monkeypatch, 
         monkeypatch.setattr(transcript, "PATH", tmp_path / "serving_transcript.json")
         (tmp_path / "serving_transcript.json").write_text(damage)
     else:
-        monkeypatch.setattr(right, "read_counters", mock.Mock(side_effect=damage))
+        monkeypatch.setattr(right, "between", mock.Mock(side_effect=damage))
     assert transcript.main(["--impl", "solutions"]) == (3 if is_file else 1)
     said = capsys.readouterr().err
     assert words in said
