@@ -10,7 +10,7 @@ import torch
 from exercises import distilled
 from speclab.extensions.learner import checks
 from speclab.models import prompts
-from speclab.models.names import LAB_DRAFT
+from speclab.models.loading import LAB_DRAFT
 from tests.exercises.answers import (
     VOICES,
     copy_of,
