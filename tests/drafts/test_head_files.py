@@ -178,7 +178,7 @@ CONFIGS = [  # where, what is changed, and what the line says
     ((DECODER,), {"num_hidden_layers": 1 << 20}, "num_hidden_layers is 1048576; the lab reads at most 64"),
     ((DECODER,), {"model_type": "mamba"}, "model_type is 'mamba'"),
     ((DECODER,), {"hidden_act": "warm"}, "warm"),
-    ((DECODER,), {"head_dim": 7}, "weight is"),
+    ((DECODER,), {"head_dim": 7}, "its config.json cannot be used"),
     ((DECODER,), {TURNS: {"rope_type": "nonsense", "rope_theta": 1e4}}, "rope_type is 'nonsense'"),
     ((DECODER,), {TURNS: {"rope_type": "llama3", "rope_theta": 1e4}}, "config.json"),
     ((DECODER, TURNS), {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, which the lab does not"),

@@ -153,7 +153,7 @@ def test_forecast_by_brute_force(seed, k):
     assert part.expected == pytest.approx(seconds)
     assert part.expected_rounds == pytest.approx(expected_seconds(accept_probs, 9, k, lambda n, t, catch: 1.0))
     replaying = price(speculated(k, rounds), plain(9), replace(COSTS, replay=1.0), constant(accept))
-    assert replaying.expected - part.expected == pytest.approx(forecast(accept_probs, 9, k).n_rejected)
+    assert replaying.expected - part.expected == pytest.approx(forecast(accept_probs, k).n_rejected)
     row = explained(speculated(k, rounds), plain(9), constant(accept))
     assert row.forecast == pytest.approx(part.baseline / seconds)
     assert row.forecast_tokens_per_round == pytest.approx(8 / part.expected_rounds)

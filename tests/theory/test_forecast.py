@@ -184,12 +184,11 @@ def assert_forecast_is_exact(case: Case, dice: Dice) -> None:
     texts, law, total = chained(case, dice), target_law(case.tables, (), case.n_tokens), 0.0
     assert {text: sums[0] for text, sums in texts.items()} == law
     for text, sums in texts.items():
-        predicted = forecast(case.accept_probs(text), case.n_tokens, case.tables.k)
+        predicted = forecast(case.accept_probs(text), case.tables.k)
         assert predicted.n_rejected == pytest.approx(predicted.n_tested - predicted.n_accepted, rel=EXACT, abs=EXACT)
         counts = [predicted.n_rounds, predicted.n_drafted, predicted.n_tested, predicted.n_accepted]
         assert counts == pytest.approx([float(count / sums[0]) for count in sums[1:]], rel=EXACT, abs=EXACT)
         assert predicted.cost == pytest.approx(predicted.n_rounds, rel=EXACT)
-        assert predicted.n_emitted == pytest.approx(case.n_tokens - 1, rel=EXACT)
         total += float(sums[0]) * predicted.n_rounds
     chance, n_rounds, *_, n_accepted = sum(texts.values())
     assert (chance, total) == (1, pytest.approx(float(n_rounds), rel=EXACT))
@@ -222,21 +221,16 @@ def test_an_ngrams_forecast_is_the_production_decoders_expectation(seed, vocab, 
 
 
 def test_empty_proposals_are_plain_decoding():
-    """One token a round: whether nothing is proposed, the draft length is 0, or there are no chances to give."""
-    plain = Forecast(cost=9, n_rounds=9, n_drafted=0, n_tested=0, n_accepted=0, n_rejected=0, n_emitted=9)
-    assert forecast([[]] * 10, 10, 4, full_round_extra=1) == plain
-    assert forecast(model_accept_probs([0.5] * 10), 10, 0) == plain
-    assert forecast([], 10, 0) == plain
+    """One token a round: whether nothing is proposed or the draft length is 0."""
+    plain = Forecast(cost=9, n_rounds=9, n_drafted=0, n_tested=0, n_accepted=0, n_rejected=0)
+    assert forecast([[]] * 10, 4, full_round_extra=1) == plain
+    assert forecast(model_accept_probs([0.5] * 10), 0) == plain
     for n_tokens in (0, 1):  # prefill already made the only token
-        assert forecast(model_accept_probs([0.5] * n_tokens), n_tokens, 4) == Forecast(0, 0, 0, 0, 0, 0, 0)
+        assert forecast(model_accept_probs([0.5] * n_tokens), 4) == Forecast(0, 0, 0, 0, 0, 0)
 
 
-def test_impossible_arguments_are_refused():
-    """A row too few would silently shorten the text; a ratio above 1 is a chance somebody forgot to cut off."""
-    with pytest.raises(ValueError, match="10 tokens need"):
-        forecast(model_accept_probs([0.5] * 9), 10, 4)
+def test_impossible_probabilities_are_refused():
+    """A ratio above 1 is a chance somebody forgot to cut off."""
     for wrong in (1.01, -0.01, float("nan")):
         with pytest.raises(ValueError, match="0 … 1"):
-            forecast(model_accept_probs([0.5] * 4 + [wrong] + [0.5] * 5), 10, 4)
-    with pytest.raises(ValueError, match="at least 0"):
-        forecast(model_accept_probs([0.5] * 4), 4, -1)
+            forecast(model_accept_probs([0.5] * 4 + [wrong] + [0.5] * 5), 4)
