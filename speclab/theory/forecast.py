@@ -14,8 +14,9 @@ acceptance rate is involved. That matters: hard places come in groups, and the f
 the same average promises several per cent too much.
 
 A state t is the number of new tokens committed so far. Token 0 comes from prefill, so decoding starts in state 1 and
-ends in state N, the length of the text. `accept_probs[t][n]` is the probability that the n-th token (from 0) of a proposal
-made in state t is accepted, given that those before it were. A proposal may be shorter than the draft length or empty.
+ends in state N, the length of the text. `accept_probs[t][n]` is the probability that the n-th token (from 0) of a
+proposal made in state t is accepted, given that those before it were. A proposal may be shorter than the draft length
+or empty.
 
 Not covered: accept rules that judge several drafted tokens together, drafts with branches, drafts that learn from the
 rounds before (speclab/lab/known_texts.py), and an end token that stops the text before N tokens.
