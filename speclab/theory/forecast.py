@@ -9,7 +9,7 @@ the rounds before:
     n-gram                  1 where the proposal is the token that the target has there, else 0
 
 So the baseline's text and one pass of the draft model over it give the exact expectation of every count at every draft
-length (tests/theory/test_forecast.py compares with the production decoder, enumerated in rational numbers). No average
+length (tests/theory/test_forecast.py compares with the production rule, enumerated in rational numbers). No average
 acceptance rate is involved. That matters: hard places come in groups, and the formula for independent positions with
 the same average promises several per cent too much.
 

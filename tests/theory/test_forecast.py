@@ -1,12 +1,11 @@
-"""The forecast against the production decoder, enumerated exactly.
+"""The forecast against the production rule, enumerated exactly.
 
-`speculative_decode` is a piecewise-constant function of its uniforms. The corners of the pieces are computed here in
-Fractions, the real generator runs with the centre of every box, and the exact volumes of the boxes add up to the law
-of each round. Chained over all texts this is E[rounds | text] as a fraction, and the forecast must equal it.
+The law of every round comes from `play` (tests/test_exact.py): the production rule and `draw` run once in each box of
+their uniforms, and the boxes' exact volumes add up. Chained over all texts this is E[rounds | text] as a fraction, and
+the forecast must equal it. The whole decoder is held against the forecast in tests/lab/test_acceptance_probs.py.
 """
 
 import functools
-import itertools
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
@@ -15,37 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-import optimized_speculative
-from draft_models import ModelDrafter, NgramDrafter
+from draft_models import NgramDrafter
 from speclab.core.sampling import Sampling
 from speclab.theory.forecast import Forecast, forecast
-from tests.decoding import ScriptedTarget, model_accept_probs, speculative_rounds
-from tests.test_exact import (
-    CENTRE,
-    Box,
-    Prefix,
-    Row,
-    Tables,
-    boxes,
-    cdf_corners,
-    inside,
-    random_tables,
-    target_law,
-)
+from tests.decoding import model_accept_probs
+from tests.test_exact import Job, Prefix, Tables, play, random_tables, target_law
 
 EXACT = 1e-11  # what float64 sums may lose against fractions
-
-
-# --- production, round by round ---------------------------------------------------------------------------------------
-
-
-class Played(NamedTuple):
-    """One outcome of a round with its exact chance."""
-
-    block: Prefix
-    n_drafted: int
-    n_accepted: int
-    chance: Fraction
 
 
 class Case(NamedTuple):
@@ -53,11 +28,6 @@ class Case(NamedTuple):
     prompt: Prefix
     ngram: bool
     n_tokens: int
-
-    def drafter(self) -> ModelDrafter | NgramDrafter:
-        if self.ngram:
-            return NgramDrafter(longest=2, shortest=1)
-        return ModelDrafter(ScriptedTarget(self.tables.draft.__getitem__, len(self.prompt)))
 
     def proposal(self, prefix: Prefix) -> list[int]:
         """What prompt lookup proposes after the prompt and `prefix`, at most k tokens."""
@@ -74,103 +44,29 @@ class Case(NamedTuple):
         rows = [zip(self.proposal(text[:t]), text[t:], strict=False) for t in range(len(text))]
         return [[float(proposed == said) for proposed, said in row] for row in rows]
 
-
-UNUSED = Fraction(0), Fraction(1)  # of a uniform that the round does not read
-
-
-class Dice:
-    """Replaces `uniforms` in the decoder: the first call makes prefill draw a given token, the second is a box."""
-
-    def __init__(self):
-        self.script: list[list[float]] = []
-
-    def __call__(self, shape, generator, device) -> torch.Tensor:
-        return torch.tensor(self.script.pop(0), dtype=torch.float64).reshape(shape)
+    def round_after(self, prefix: Prefix) -> Job:
+        """The round that begins when the tokens of `prefix` are committed."""
+        k = min(self.tables.k, self.n_tokens - len(prefix) - 1)
+        if not self.ngram:
+            return Job(self.tables, prefix, k)
+        found, vocab = self.proposal(prefix)[:k], self.tables.vocab
+        rows = {(*prefix, *found[:i]): [Fraction(t == token) for t in range(vocab)] for i, token in enumerate(found)}
+        return Job(Tables(vocab, self.tables.k, self.tables.target, rows, stored=False), prefix, len(found))
 
 
-@pytest.fixture
-def dice(monkeypatch) -> Dice:
-    dice = Dice()
-    monkeypatch.setattr(optimized_speculative, "uniforms", dice)
-    return dice
-
-
-def box_of(row: Row, token: int) -> Box:
-    """Where the inverse CDF gives this token."""
-    low = sum(row[:token], Fraction(0))
-    return low, low + row[token]
-
-
-def draft_paths(case: Case, prefix: Prefix, k: int) -> list[tuple[Prefix, list[Box]]]:
-    """Every proposal of at most k tokens after `prefix`, with the box of its k drafting uniforms."""
-    if case.ngram:
-        return [(tuple(case.proposal(prefix)[:k]), [(Fraction(0), Fraction(1))] * k)]
-    paths = [((), [])]
-    for _ in range(k):
-        paths = [
-            ((*tokens, token), [*sides, box_of(row, token)])
-            for tokens, sides in paths
-            for row in [case.tables.draft[prefix + tokens]]
-            for token in range(case.tables.vocab)
-            if row[token]
-        ]
-    return paths
-
-
-def judging_sides(case: Case, prefix: Prefix, tokens: Prefix) -> list[list[Box]]:
-    """Boxes of the acceptance tests of `tokens` and of the draw of the next token."""
-    sides, corners = [], []
-    for i in range(len(tokens) + 1):
-        p = case.tables.target[prefix + tokens[:i]]
-        corners += cdf_corners(p)
-        if i < len(tokens):
-            one_hot = [Fraction(token == tokens[i]) for token in range(case.tables.vocab)]
-            q = one_hot if case.ngram else case.tables.draft[prefix + tokens[:i]]
-            corners += cdf_corners([max(Fraction(0), a - b) for a, b in zip(p, q, strict=True)])
-            sides.append(boxes([p[tokens[i]] / q[tokens[i]]]))
-    return [*sides, boxes(corners)]
-
-
-def play_round(case: Case, prefix: Prefix, dice: Dice) -> list[Played]:
-    """Exact law of the production round that starts when the tokens of `prefix` are committed.
-
-    Prefill commits the last token of `prefix`, everything before it is the prompt; the round after prefill is ours.
-    """
-    left = case.n_tokens - len(prefix)
-    k = min(case.tables.k, left - 1)
-    low, high = box_of(case.tables.target[prefix[:-1]], prefix[-1])
-    prefill = inside((low, high), CENTRE)
-    prompt = torch.tensor([[*case.prompt, *prefix[:-1]]])
-    played = []
-    for tokens, drafting in draft_paths(case, prefix, k):
-        for judging in itertools.product(*judging_sides(case, prefix, tokens)):
-            k_most = case.tables.k
-            drawn = [*drafting, *[UNUSED] * (k_most - len(drafting)), *judging, *[UNUSED] * (k_most + 1 - len(judging))]
-            dice.script = [[prefill], [inside(box, CENTRE) for box in drawn]]
-            target = ScriptedTarget(case.tables.target.__getitem__, len(case.prompt))
-            rounds = speculative_rounds(target, case.drafter(), prompt, case.tables.k, left + 1, Sampling(1))
-            assert next(rounds).tokens == [prefix[-1]]
-            round_ = next(rounds)
-            assert round_.n_drafted == len(tokens)
-            volume = Fraction(1)
-            for low, high in [*drafting, *judging]:
-                volume *= high - low
-            played.append(Played(tuple(round_.tokens), round_.n_drafted, round_.n_accepted, volume))
-    assert sum(p.chance for p in played) == 1
-    return played
-
-
-def chained(case: Case, dice: Dice) -> dict[Prefix, np.ndarray]:
-    """All texts of `n_tokens` with positive probability, from rounds of the production decoder. (5,) each: its chance,
-    and its rounds, drafted, tested and accepted tokens, weighted with the chances of all ways to it."""
+def chained(case: Case) -> dict[Prefix, np.ndarray]:
+    """All texts of `n_tokens` with positive probability. (5,) each: its chance, and its rounds, drafted, tested and
+    accepted tokens, weighted with the chances of all ways to it."""
 
     @functools.cache
     def after(prefix: Prefix) -> dict[Prefix, np.ndarray]:
         if len(prefix) == case.n_tokens:
             return {(): np.array([Fraction(n) for n in (1, 0, 0, 0, 0)])}
-        found: dict = {}
-        for block, n_drafted, n_accepted, chance in play_round(case, prefix, dice):
-            counts = np.array([0, 1, n_drafted, n_accepted + (n_accepted < n_drafted), n_accepted], dtype=object)
+        job, found = case.round_after(prefix), {}
+        [outcome] = play([job])
+        for block, chance in outcome.law.items():
+            n_accepted = len(block) - 1
+            counts = np.array([0, 1, job.size, n_accepted + (n_accepted < job.size), n_accepted], dtype=object)
             for rest, sums in after(prefix + block).items():
                 found[block + rest] = found.get(block + rest, 0) + (sums + counts * sums[0]) * chance
         return found
@@ -179,9 +75,9 @@ def chained(case: Case, dice: Dice) -> dict[Prefix, np.ndarray]:
     return {(token, *rest): sums * weight for token, weight in first for rest, sums in after((token,)).items()}
 
 
-def assert_forecast_is_exact(case: Case, dice: Dice) -> None:
+def assert_forecast_is_exact(case: Case) -> None:
     """Text by text, and for the expectation over texts."""
-    texts, law, total = chained(case, dice), target_law(case.tables, (), case.n_tokens), 0.0
+    texts, law, total = chained(case), target_law(case.tables, (), case.n_tokens), 0.0
     assert {text: sums[0] for text, sums in texts.items()} == law
     for text, sums in texts.items():
         predicted = forecast(case.accept_probs(text), case.tables.k)
@@ -195,29 +91,21 @@ def assert_forecast_is_exact(case: Case, dice: Dice) -> None:
     assert n_accepted > 0
 
 
-def shapes(few: list, more: list) -> list:
-    """Of (vocabulary, k, N)."""
-    return [*few, *(pytest.param(*shape, marks=pytest.mark.full) for shape in more)]
-
-
-FEW, MORE = [(2, 1, 4), (2, 2, 5), (2, 3, 5), (3, 2, 3)], [(2, 3, 6), (3, 1, 4), (3, 2, 4), (3, 3, 4)]
-
-
 @pytest.mark.parametrize("family", ["dense", "zeros", "draft blind", "target forbids"])
-@pytest.mark.parametrize(("vocab", "k", "n_tokens"), shapes(FEW, MORE))
-def test_a_model_drafts_forecast_is_the_production_decoders_expectation(family, vocab, k, n_tokens, dice):
+@pytest.mark.parametrize(("vocab", "k", "n_tokens"), [(2, 1, 4), (2, 2, 5), (2, 3, 6), (3, 1, 4), (3, 2, 4), (3, 3, 4)])
+def test_a_model_drafts_forecast_is_the_expectation_of_its_rounds(family, vocab, k, n_tokens):
     """E[rounds | text] for every possible text, and what was drafted, tested and accepted: no average in it."""
     case = Case(random_tables(1, vocab, k, n_tokens, family), (0,), ngram=False, n_tokens=n_tokens)
-    assert_forecast_is_exact(case, dice)
+    assert_forecast_is_exact(case)
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("vocab", "k", "n_tokens"), shapes([(2, 1, 4), (2, 3, 5), (3, 2, 4)], [(2, 3, 6), (3, 3, 5)]))
-def test_an_ngrams_forecast_is_the_production_decoders_expectation(seed, vocab, k, n_tokens, dice):
+@pytest.mark.parametrize(("vocab", "k", "n_tokens"), [(2, 1, 4), (2, 3, 6), (3, 2, 4), (3, 3, 5)])
+def test_an_ngrams_forecast_is_the_expectation_of_its_rounds(seed, vocab, k, n_tokens):
     """Its proposals depend on where the round began and may be shorter than k: one row of chances for each state."""
     prompt = (0, 1, 1, 0, vocab - 1)
     case = Case(random_tables(seed, vocab, k, n_tokens, "dense"), prompt, ngram=True, n_tokens=n_tokens)
-    assert_forecast_is_exact(case, dice)
+    assert_forecast_is_exact(case)
 
 
 def test_empty_proposals_are_plain_decoding():
