@@ -93,7 +93,7 @@ def row_of(text: CBackend, row: int) -> tuple[Tensor, Tensor]:
 
 
 def poison(cached: CachedModel, n_last: int) -> None:
-    """Write NaN over the last rows of a cache, in its storage."""
+    """Write NaN over the last rows of a cache, in its storage; a large number where all rows are read and masked."""
     backend, length = cached.backend, cached.length
     with torch.inference_mode():
         if isinstance(backend, CBackend):
@@ -101,7 +101,7 @@ def poison(cached: CachedModel, n_last: int) -> None:
         else:
             rows = [part[..., -n_last:, :] for layer in keys_and_values(cached) for part in layer]
         for row in rows:
-            row.fill_(torch.nan)
+            row.fill_(torch.nan if isinstance(backend, CBackend | EagerBackend) else 1e4)
 
 
 def model_accept_probs(accept: Sequence[float]) -> list[Sequence[float]]:

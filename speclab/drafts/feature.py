@@ -81,6 +81,6 @@ class FeatureDrafter(HeadDrafter):
         if self._on_c is None:
             rotation = self._rotation(length, tokens.shape[1])
             return self.head.step(states, tokens, rotation, length, self._keys[0], self._values[0])
-        logits = self._on_c.read(tokens, length, states)
+        logits = self._on_c.run(length, 1, tokens, states)
         output = self._on_c.hidden[0][:, -1:]
         return self.head.norm(output) if self.head.config.norm_output else output, logits[:, 0]

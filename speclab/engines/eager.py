@@ -2,6 +2,9 @@
 
 Keys and values are rows, one for each token: rolling back drops the last ones. Families of models whose layers keep
 something else have backends of their own (speclab/models/family.py).
+
+The library's cache drops what leaves a sliding window. Here such layers keep the whole text, as buffers and pages do,
+and masks say what a token reads: memory beyond the window is the price of a rollback that is always exact.
 """
 
 import contextlib
@@ -10,9 +13,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from speclab.engines.windows import Window, keep_what_leaves, masks, reading_all_rows
+from speclab.engines.windows import masks, window_of
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
@@ -43,6 +47,13 @@ def layer_outputs(model: PreTrainedModel, layers: Iterable[int]) -> Iterator[dic
             handle.remove()
 
 
+def whole_text_cache(config: PreTrainedConfig) -> DynamicCache:
+    """Return an empty cache whose layers keep the keys and values of every token."""
+    cache = DynamicCache(config=config)
+    cache.layers = [DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer for layer in cache.layers]
+    return cache
+
+
 def move_rows(tensors: Iterable[Tensor], length: int, rows: Tensor) -> None:
     """Move these rows, (n,), of (1, heads, tokens, head width) each, to the front of those behind `length`."""
     for tensor in tensors:
@@ -63,6 +74,14 @@ class TextBackend:
         self._hidden_layers = hidden_layers
         self.hidden: dict[int, Tensor] = {}
 
+    def forward(self, tokens: Tensor, length: int) -> Tensor:
+        """Run a pass: (1, m) ids -> (1, m, vocab) logits. The cache already holds `length` tokens."""
+        raise NotImplementedError
+
+    def step(self, tokens: Tensor, length: int) -> Tensor:
+        """Do the same as `forward`, for tokens that will never be rolled back."""
+        return self.forward(tokens, length)
+
     def keep(self, length: int, rows: Tensor) -> None:
         """Keep these rows, (n,), of the last pass: they move to the front of the rows behind `length`, and their hidden
         states move with them."""
@@ -80,59 +99,30 @@ class TextBackend:
 class EagerBackend(TextBackend):
     """The model as its library runs it, with a cache that grows."""
 
-    _keeps_what_leaves = _has_stepped = False
-
     def __init__(self, model: PreTrainedModel, hidden_layers: Iterable[int] = ()):
         super().__init__(hidden_layers)
-        self._model, self._cache = model, DynamicCache(config=model.config)
+        self._model, self._cache = model, whole_text_cache(model.config)
 
     def prefill(self, prompt: Tensor) -> Tensor:
         """(1, prompt) ids -> (1, 1, vocab) logits of the last one."""
-        options = {"past_key_values": self._cache, "use_cache": True, "logits_to_keep": 1}
-        with layer_outputs(self._model, self._hidden_layers) as self.hidden:
-            return self._model(input_ids=prompt, **options).logits
-
-    def step(self, tokens: Tensor, length: int) -> Tensor:
-        """The same as `forward`, but the tokens will never be rolled back."""
-        self._has_stepped = True
-        return self._read(tokens, length)
+        return self._read(prompt, logits_to_keep=1)
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
-        """Run a pass: (1, m) ids -> (1, m, vocab) logits. The cache already holds `length` tokens."""
-        self._keep_what_leaves()
-        return self._read(tokens, length)
-
-    def _read(self, tokens: Tensor, length: int) -> Tensor:
-        with layer_outputs(self._model, self._hidden_layers) as self.hidden:
-            return self._model(input_ids=tokens, past_key_values=self._cache, use_cache=True).logits
+        return self._read(tokens)
 
     def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
         """The same as `forward`, but each token has its position (1, m), and the mask (1, 1, m, length + m) says what
         it reads."""
-        self._keep_what_leaves()
-        options = {"position_ids": positions, "past_key_values": self._cache, "use_cache": True}
-        with layer_outputs(self._model, self._hidden_layers) as self.hidden, reading_all_rows(self._cache) as windowed:
-            if windowed:  # of one size
-                first, everywhere = windowed[0], len(windowed) == len(self._cache.layers)
-                n_held = first.keys.shape[-2] + tokens.shape[1]
-                mask = masks(mask, Window(first.sliding_window, everywhere), n_held)
-            return self._model(input_ids=tokens, attention_mask=mask, **options).logits
+        return self._read(tokens, position_ids=positions, attention_mask=masks(mask, window_of(self._model)))
+
+    def _read(self, tokens: Tensor, **options: Any) -> Tensor:
+        with layer_outputs(self._model, self._hidden_layers) as self.hidden:
+            return self._model(input_ids=tokens, past_key_values=self._cache, use_cache=True, **options).logits
 
     def move(self, length: int, rows: Tensor) -> None:
         layers: list[Any] = self._cache.layers
-        for layer in layers:
-            n_left = layer.get_seq_length() - layer.keys.shape[-2]  # tokens that have left a window
-            move_rows([layer.keys, layer.values], length - n_left, rows)
+        move_rows((part for layer in layers for part in (layer.keys, layer.values)), length, rows)
 
     def crop(self, n_tokens: int, length: int) -> None:
-        # The negative form is the portable one, and for sliding windows a crop of 0 is what frees old entries.
-        if n_tokens and not self._has_stepped:  # after a step the library refuses, where a window has lost tokens
-            self._keep_what_leaves()
-        if n_tokens or self._keeps_what_leaves:
-            self._cache.crop(-n_tokens)
-
-    def _keep_what_leaves(self) -> None:
-        """Prepare the windows for a pass whose tokens may be rolled back: entries that leave a window are kept."""
-        if not self._keeps_what_leaves:
-            keep_what_leaves(self._cache)
-            self._keeps_what_leaves = True
+        if n_tokens:
+            self._cache.crop(-n_tokens)  # the negative form is the portable one

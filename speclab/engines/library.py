@@ -1,16 +1,15 @@
 """Compiles pass.c for this machine, once: some seconds, and the next run finds the library in the user's cache folder.
 
-The file's name is a digest of the source, the compiler, its flags and the processor. It is written under another name
-and moved to its own when it is whole. Nothing is loaded that others can write to (speclab/system/cache.py).
+The file's name is a digest of the source, the flags, and the macros by which the compiler names its version and all
+that the processor knows. It is written under another name and moved to its own when it is whole. Nothing is loaded that
+others can write to (speclab/system/cache.py).
 """
 
-import contextlib
 import ctypes
 import functools
 import hashlib
 import os
 import pathlib
-import platform
 import shutil
 import subprocess
 import tempfile
@@ -22,9 +21,8 @@ from speclab.system.terminal import note
 SOURCE = pathlib.Path(__file__).with_name("pass.c")
 # Sums keep their order, and NaN and infinity stay what they are: no flag lets the compiler assume there are none.
 # GCC leaves out some fused additions for some processors: then a sum would depend on how many rows a thread has.
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "--param=avoid-fma-max-bits=0", "-fPIC", "-shared")
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "--param=avoid-fma-max-bits=0", "-fPIC", "-shared", "-fopenmp-simd")
 THREADS = "-fopenmp"  # of the library that PyTorch has loaded, so that its threads are the same
-OF_PROCESSORS = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")  # of /proc/cpuinfo
 NO_COMPILER = "there is no C compiler; install one, on Debian: apt install gcc"
 
 
@@ -32,13 +30,6 @@ def compiler() -> str | None:
     """Return the path of a C compiler: CC, cc, gcc or clang, None where there is none."""
     names = (os.environ.get("CC"), "cc", "gcc", "clang")  # a path, or a name on the PATH
     return next((found for name in names if name and (found := shutil.which(name))), None)
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        return "".join(sorted({line for line in lines if line.startswith(OF_PROCESSORS)}))
-    return platform.processor()
 
 
 @functools.cache
@@ -49,26 +40,26 @@ def library(kinds: int, more: tuple[str, ...] = ()) -> ctypes.CDLL:
     """
     if (path := compiler()) is None:
         raise NoFastBackend(NO_COMPILER)
-    flags = (*FLAGS, f"-DKINDS={kinds}", *more)
+    command = [path, *FLAGS, f"-DKINDS={kinds}", *more]
     try:
-        return _library(path, *flags, THREADS)
+        return _library([*command, THREADS])
     except NoFastBackend:
-        found = _library(path, *flags)
+        found = _library(command)
         note("the C compiler compiles it without OpenMP alone, so a pass takes one thread; with gcc it takes all")
         return found
 
 
-def _library(path: str, *flags: str) -> ctypes.CDLL:
-    source, made = SOURCE.read_bytes(), os.stat(path).st_mtime
-    about = repr((source, os.path.realpath(path), made, flags, platform.machine(), _processor()))
+def _library(command: list[str]) -> ctypes.CDLL:
     try:
+        macros = subprocess.run([*command, "-dM", "-E", "-x", "c", os.devnull], capture_output=True).stdout
+        about = repr((SOURCE.read_bytes(), command, macros))
         place = cache.make_folder() / f"{hashlib.sha256(about.encode()).hexdigest()[:40]}.so"
         if not place.exists() or not cache.is_own(place):
             note("compiling speclab/engines/pass.c, some seconds; the next run finds it")
             with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
                 whole = pathlib.Path(scratch) / "pass.so"
-                command = [path, *flags, "-o", whole.name, str(SOURCE), "-lm"]
-                done = subprocess.run(command, cwd=scratch, capture_output=True, text=True)
+                files = ["-o", whole.name, str(SOURCE), "-lm"]
+                done = subprocess.run([*command, *files], cwd=scratch, capture_output=True, text=True)
                 if done.returncode or not whole.exists():
                     said = done.stderr.splitlines() or ["it said nothing"]
                     raise NoFastBackend(f"the C compiler gave up: {next((s for s in said if 'error' in s), said[0])}")

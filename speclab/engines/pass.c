@@ -34,7 +34,7 @@
 #define L 4
 #endif
 #define PAGE 64  /* tokens of one text in one page of the cache */
-#define MOST 8   /* tokens whose sums are in registers at once */
+#define MOST (L == 16 ? 8 : 7) /* tokens whose sums are in registers at once */
 #define CHUNK 16 /* blocks of a matrix that stay in the processor's cache while many tokens use them */
 #define UNROLL _Pragma("GCC unroll 16")
 #define INLINE static inline __attribute__((always_inline))
@@ -63,17 +63,17 @@ INLINE Rows from_block(Rows x, long b) { return (Rows){x.at + b * L, x.stride}; 
 /* e to the x: 2 to a whole number, times a polynomial of what is left (Cephes). NaN stays NaN, below -87 comes 0. */
 INLINE vec exponential(vec x) {
   const vec low = (vec){0} - 87.3f, high = (vec){0} + 88.3f, half = (vec){0} + 0.5f;
-  vec clipped = choose(x < low, low, choose(x > high, high, x)), scaled = clipped * 1.44269504f;
-  ivec n = __builtin_convertvector(scaled + choose(scaled < 0, -half, half), ivec);
-  vec r = clipped - __builtin_convertvector(n, vec) * 0.693359375f + __builtin_convertvector(n, vec) * 2.12194440e-4f;
-  const float parts[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
-                         4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
+  const vec clipped = choose(x < low, low, choose(x > high, high, x)), scaled = clipped * 1.44269504f;
+  const ivec n = __builtin_convertvector(scaled + choose(scaled < 0, -half, half), ivec);
+  const vec whole = __builtin_convertvector(n, vec), r = clipped - whole * 0.693359375f + whole * 2.12194440e-4f;
+  const float parts[] = {1.98756915e-4f, 1.39819995e-3f, 8.33345190e-3f, 4.16657959e-2f, 1.66666654e-1f, 0.5f};
   vec y = {0};
   UNROLL for (int i = 0; i < 6; i++) y = y * r + parts[i];
-  y = (y * r * r + r + 1.0f) * (vec)((n + 127) << 23);
-  return choose(x < low, (vec){0}, choose(x > high, (vec){0} + INFINITY, choose(x != x, x, y)));
+  return choose(x < low, (vec){0}, (y * r * r + r + 1.0f) * (vec)((n + 127) << 23));
 }
-INLINE vec hyperbolic_tangent(vec x) { return 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f); }
+INLINE vec capped(vec x, float cap) { /* cap times the hyperbolic tangent of x / cap; 0: no cap */
+  return cap > 0 ? cap - 2.0f * cap / (exponential(2.0f / cap * x) + 1.0f) : x;
+}
 
 /* ---- threads: OpenMP starts them, once for a whole pass; all meet after each step of it ---- */
 typedef struct { atomic_int arrived, meeting; } Team;
@@ -117,22 +117,25 @@ INLINE vec weights(const int kind, uvec words, const int k) { /* column k of eac
 INLINE void tile(const int M, const int T, const int kind, const Matrix *w, Rows x, long b, Rows out, int add) {
   const int N = 1 << kind; /* columns of a word */
   const long n = w->columns, group = kind >= INT8 ? w->group : n;
-  vec sum[32];
-  UNROLL for (int s = 0; s < T * M; s++) sum[s] = (vec){0};
+  const long block = n / N * L; /* words of a block */
+  const uint32_t *word = w->data + b * block;
+  vec sum[32] = {{0}};
   for (long j = 0, g = 0; j < n; g++) {
-    vec part[32];
-    float of_x[MOST];
-    UNROLL for (int s = 0; s < T * M; s++) part[s] = (vec){0};
-    UNROLL for (int i = 0; i < M; i++) of_x[i] = 0;
-    for (const long end = j + group; j < end; j += N) {
+    vec part[32] = {{0}};
+    float of_x[MOST] = {0};
+    for (const long end = j + group; j < end; j += N, word += L) {
       uvec words[8];
-      UNROLL for (int t = 0; t < T; t++) memcpy(words + t, w->data + ((b + t) * n + j) / N * L, sizeof *words);
+      UNROLL for (int t = 0; t < T; t++) {
+        memcpy(words + t, word + t * block, sizeof *words);
+        __builtin_prefetch(word + t * block + 16 * L); /* while it computes, memory gets what comes next */
+      }
       UNROLL for (int k = 0; k < N; k++) {
-        const float *at = x.at + j + k;
-        if (kind == INT4) UNROLL for (int i = 0; i < M; i++) of_x[i] += at[i * x.stride];
-        UNROLL for (int t = 0; t < T; t++) {
-          const vec v = weights(kind, words[t], k);
-          UNROLL for (int i = 0; i < M; i++) part[t * M + i] += v * at[i * x.stride];
+        vec of_block[8];
+        UNROLL for (int t = 0; t < T; t++) of_block[t] = weights(kind, words[t], k);
+        UNROLL for (int i = 0; i < M; i++) { /* the number of each token in turn, so that one register holds it */
+          const float at = x.at[i * x.stride + j + k];
+          if (kind == INT4) of_x[i] += at;
+          UNROLL for (int t = 0; t < T; t++) part[t * M + i] += of_block[t] * at;
         }
       }
     }
@@ -148,10 +151,9 @@ INLINE void tile(const int M, const int T, const int kind, const Matrix *w, Rows
     store(o, add ? load(o) + sum[t * M + i] : sum[t * M + i]);
   }
 }
-/* As many blocks at once as there are registers for their sums: each sum waits for its own last addition alone, and
-   reading is faster from several places at once. */
-#define OF_16(M) (L == 16 ? (M + 1) / 2 : M) /* with 16 registers, so many tokens take as many */
-#define BLOCKS(M) (OF_16(M) == 1 ? 8 : OF_16(M) <= 3 ? 4 : OF_16(M) <= 6 ? 2 : 1)
+/* As many blocks at once as there are registers for their sums, beside their weights and one number of a token: each sum
+   waits for its own last addition alone, and reading is faster from several places at once. */
+#define BLOCKS(M) (L == 16 ? (M <= 2 ? 8 : M <= 6 ? 4 : 2) : M == 1 ? 8 : M == 2 ? 4 : M == 3 ? 3 : M <= 6 ? 2 : 1)
 #define TILES(M, T) \
   for (; b + T <= to; b += T, out.at += T * L) tile(M, T, kind, w, x, b, out, add);
 #define TOKENS(M) \
@@ -181,14 +183,14 @@ static void multiply(const Matrix *w, Rows x, int m, long from, long to, Rows ou
 typedef struct { float *gain, *shift; } Norm; /* gain NULL: there is no such norm. shift NULL: nothing is added */
 typedef struct {
   Norm before_attention, after_attention, before_mlp, after_mlp, queries, keys;
-  Matrix qkv, out, up, down; /* up: alternating blocks of the gate and of the other factor, where there is a gate */
-  int rotary, window;        /* its table of frequencies, from 1; the tokens that one reads at most. 0: none, all */
+  Matrix qkv, out, gate, up, down; /* the MLP may have no gate */
+  int rotary, window; /* its table of frequencies, from 1; the tokens that one reads at most. 0: none, all */
 } Layer;
 typedef struct {
   int layers, hidden, heads, kv_heads, head_size, mlp, ids, known, positions; /* known: ids with an embedding */
   int rotaries, turned;                /* tables of frequencies; numbers of a head that they turn */
   int centred, whole_norms;            /* norms take a mean off; those of queries and keys are over all heads at once */
-  int gated, activation, parallel;     /* of the MLP, which stands behind attention or parallel to it */
+  int activation, parallel;            /* of the MLP, which stands behind attention or parallel to it */
   int beside, start_normed;            /* a draft's head reads embeddings beside states; its stream may start normed */
   float epsilon, attention_scale, attention_cap, logit_cap, embedding_scale;
   const float *embeddings, *places;    /* (ids, hidden), (positions, hidden) or NULL */
@@ -234,15 +236,12 @@ void move(const Model *M, float **pages, int from, int to) {
 /* ---- the parts of a layer ---- */
 static void normalise(const Model *M, Norm norm, const float *x, int n, float *out) {
   if (!norm.gain) { memmove(out, x, n * sizeof *x); return; }
-  float mean = 0;
+  float mean = 0, square = 0;
   if (M->centred) for (int j = 0; j < n; j++) mean += x[j] / n;
-  vec squares = {0};
-  int j = 0;
-  for (; j + L <= n; j += L) { vec v = load(x + j) - mean; squares += v * v; }
-  float square = total(squares);
-  for (; j < n; j++) square += (x[j] - mean) * (x[j] - mean);
+#pragma omp simd reduction(+ : square) /* one sum in each lane of a register */
+  for (int j = 0; j < n; j++) square += (x[j] - mean) * (x[j] - mean);
   const float scale = 1.0f / sqrtf(square / n + M->epsilon);
-  for (j = 0; j < n; j++) out[j] = (x[j] - mean) * scale * norm.gain[j] + (norm.shift ? norm.shift[j] : 0);
+  for (int j = 0; j < n; j++) out[j] = (x[j] - mean) * scale * norm.gain[j] + (norm.shift ? norm.shift[j] : 0);
 }
 static vec activated(const Model *M, vec x) {
   enum { SILU, GELU, GELU_TANH };
@@ -295,24 +294,20 @@ static void attend(const Pass *P, int l, long i, int h, const float *query, floa
   const int whole = P->token[i].whole, end = whole + P->masked;
   const uint8_t *mask = P->mask + i * P->masked;
   float **pages = P->pages[P->token[i].text];
-  int begin = end, left = window ? window : end; /* it reads the last ones of its rows, so many */
-  for (; begin > whole && left; begin--) left -= mask[begin - 1 - whole];
-  if (begin == whole) begin = whole > left ? whole - left : 0;
-  const int first = begin / PAGE * PAGE, n = end - first; /* scores are of the rows from `first` on */
+  const int first = window && whole > window ? (whole - window) / PAGE * PAGE : 0, n = end - first; /* rows it scores */
   for (int r = first; r < end; r += PAGE) {
     const float *keys = part_of(M, pages, u, r);
-    vec s[PAGE / L];
-    UNROLL for (int b = 0; b < PAGE / L; b++) s[b] = (vec){0};
+    vec s[PAGE / L] = {{0}};
     for (int d = 0; d < D; d++)
       UNROLL for (int b = 0; b < PAGE / L; b++) s[b] += load(keys + (b * D + d) * L) * query[d];
-    UNROLL for (int b = 0; b < PAGE / L; b++) {
-      if (M->attention_cap > 0) s[b] = M->attention_cap * hyperbolic_tangent(s[b] / M->attention_cap);
-      store(scores + r - first + b * L, s[b]);
-    }
+    UNROLL for (int b = 0; b < PAGE / L; b++) store(scores + r - first + b * L, capped(s[b], M->attention_cap));
   }
-  for (int r = first; r < begin; r++) scores[r - first] = -INFINITY;
-  for (int r = whole > begin ? whole : begin; r < end; r++) if (!mask[r - whole]) scores[r - first] = -INFINITY;
-  for (int r = end; r < first + up_to(n); r++) scores[r - first] = -INFINITY;
+  for (int r = n; r < up_to(n); r++) scores[r] = -INFINITY;
+  for (int r = end - 1, left = window ? window : end; r >= (window ? first : whole); r--) { /* the last rows count */
+    const int reads = left && (r < whole || mask[r - whole]);
+    left -= reads;
+    if (!reads) scores[r - first] = -INFINITY;
+  }
   vec highest = (vec){0} - INFINITY, sums = {0};
   for (int r = 0; r < n; r += L) { vec s = load(scores + r); highest = choose(s > highest, s, highest); }
   float top = -INFINITY;
@@ -326,7 +321,7 @@ static void attend(const Pass *P, int l, long i, int h, const float *query, floa
   for (int from = 0; from < D; from += 4 * L) {
     const int parts = up_to(D - from) / L < 4 ? up_to(D - from) / L : 4;
     vec mean[4] = {{0}};
-    for (int r = begin; r < end; r++) {
+    for (int r = first; r < end; r++) {
       if (scores[r - first] == 0) continue; /* what it does not read may hold anything */
       const float *values = value_at(M, pages, u, r) + from;
       for (int b = 0; b < parts; b++) mean[b] += load(values + b * L) * scores[r - first];
@@ -352,17 +347,16 @@ static void into_stream(const Model *M, const Matrix *w, Norm after, Rows x, int
 }
 static void run_pass(const Pass *P, float *shared, int me, int n, Team *team) {
   const Model *M = P->model;
-  const int m = P->m, D = M->head_size, H = M->hidden, each = M->gated ? 2 : 1;
+  const int m = P->m, D = M->head_size, H = M->hidden;
   const Rows stream = take(&shared, m, H), y = take(&shared, m, H), attended = take(&shared, m, M->heads * D);
   const Rows raw = take(&shared, m, (M->heads + 2 * M->kv_heads) * D), queries = take(&shared, m, M->heads * D);
-  const Rows inner = take(&shared, m, M->mlp), turns = take(&shared, m, M->rotaries * M->turned);
+  const Rows gates = take(&shared, m, M->mlp), inner = take(&shared, m, M->mlp);
+  const Rows turns = take(&shared, m, M->rotaries * M->turned);
   int rows = 0;
   for (int i = 0; i < m; i++) rows = P->token[i].whole > rows ? P->token[i].whole : rows;
   rows += P->masked + 2 * PAGE; /* scores of whole pages */
-  const long numbers = m * (up_to(2 * H) + up_to(H) + CHUNK * L) + rows;
-  float *own = malloc(sizeof(float) * numbers), *scores = own; /* of this thread alone */
+  float *own = malloc(sizeof(float) * (m * (up_to(2 * H) + up_to(H)) + rows)), *scores = own; /* of this thread alone */
   const Rows x = take(&scores, m, M->beside ? 2 * H : H), normed = take(&scores, m, H);
-  const Rows factors = take(&scores, m, CHUNK * L);
   for (long i = FROM(m); i < TO(m); i++) embed(P, i, row(stream, i), row(turns, i));
   meet(team, n);
   for (int l = P->first; l < P->end; l++) {
@@ -387,17 +381,15 @@ static void run_pass(const Pass *P, float *shared, int me, int n, Team *team) {
     into_stream(M, &layer->out, layer->after_attention, attended, m, stream, y, me, n, team);
     if (!M->parallel)
       for (int i = 0; i < m; i++) normalise(M, layer->before_mlp, row(stream, i), H, row(normed, i));
-    const long of_mlp = inner.stride / L, end = TO(of_mlp);
-    for (long k = FROM(of_mlp), next; k < end; k = next) { /* some blocks at once, whose factors stay in the cache */
-      next = k + CHUNK / each < end ? k + CHUNK / each : end;
-      multiply(&layer->up, normed, m, k * each, next * each, factors, 0);
-      for (int i = 0; i < m; i++)
-        for (long j = k; j < next; j++) {
-          const float *of = row(factors, i) + (j - k) * each * L;
-          const vec active = activated(M, load(of));
-          store(row(inner, i) + j * L, M->gated ? active * load(of + L) : active);
-        }
-    }
+    const long of_mlp = inner.stride / L, from = FROM(of_mlp), to = TO(of_mlp);
+    const int gated = layer->gate.data != NULL;
+    multiply(&layer->up, normed, m, from, to, from_block(inner, from), 0);
+    if (gated) multiply(&layer->gate, normed, m, from, to, from_block(gates, from), 0);
+    for (int i = 0; i < m; i++)
+      for (long j = from * L; j < to * L; j += L) {
+        const vec up = load(row(inner, i) + j);
+        store(row(inner, i) + j, gated ? up * activated(M, load(row(gates, i) + j)) : activated(M, up));
+      }
     meet(team, n);
     into_stream(M, &layer->down, layer->after_mlp, inner, m, stream, y, me, n, team);
     if (P->outputs[l])
@@ -408,38 +400,37 @@ static void run_pass(const Pass *P, float *shared, int me, int n, Team *team) {
   const long blocks = P->n_logits ? logits.stride / L : 0;
   multiply(&M->head, x, P->n_logits, FROM(blocks), TO(blocks), from_block(logits, FROM(blocks)), 0);
   for (long b = FROM(blocks); M->logit_cap > 0 && b < TO(blocks); b++)
-    for (int i = 0; i < P->n_logits; i++) {
-      float *o = row(logits, i) + b * L;
-      store(o, M->logit_cap * hyperbolic_tangent(load(o) / M->logit_cap));
-    }
+    for (int i = 0; i < P->n_logits; i++)
+      store(row(logits, i) + b * L, capped(load(row(logits, i) + b * L), M->logit_cap));
   free(own);
 }
-/* Make a pass, or return 0 where an id or a position has no embedding. */
-static int one_pass(const Pass *P, int threads) {
+static int all_known(const Pass *P) { /* each id and each position has an embedding */
   const Model *M = P->model;
   for (int i = 0; i < P->m; i++) {
     if (P->ids && (uint64_t)P->ids[i] >= (uint64_t)M->known) return 0;
     if (M->places && P->token[i].position >= M->positions) return 0;
   }
-  const long heads = (3 * M->heads + 2 * M->kv_heads) * M->head_size; /* of queries to values, and what they read */
-  const long numbers = 2 * M->hidden + heads + M->mlp + M->rotaries * M->turned + 7 * L; /* in seven whole rows */
-  float *shared = malloc(sizeof(float) * P->m * numbers);
-  Team team = {0};
-#pragma omp parallel num_threads(threads)
-  run_pass(P, shared, omp_get_thread_num(), omp_get_num_threads(), &team);
-  free(shared);
   return 1;
 }
-/* A pass, or with k > 0 a chain over one text: k passes, each over the most probable one of the first n ids after the
-   pass before: the first among equals, no number before all. tokens, highest: (k) these ids and their logits. */
+/* k passes: a single one, or a chain over one text, each over the most probable one of the first n ids after the pass
+   before: the first among equals, no number before all. tokens, highest: (k) these ids and their logits, or NULL.
+   -> whether all ids and positions were known */
 int forward(Pass *P, int threads, int k, int n, int64_t *tokens, float *highest) {
-  if (!one_pass(P, threads)) return 0;
-  for (int i = 0; i < k; i++) {
+  const Model *M = P->model;
+  const long heads = (3 * M->heads + 2 * M->kv_heads) * M->head_size; /* of queries to values, and what they read */
+  const long numbers = 2 * M->hidden + heads + 2 * M->mlp + M->rotaries * M->turned + 8 * L; /* in eight whole rows */
+  float *shared = malloc(sizeof(float) * P->m * numbers);
+  int done = 0;
+  for (; done < k && all_known(P); done++) {
+    Team team = {0};
+#pragma omp parallel num_threads(threads)
+    run_pass(P, shared, omp_get_thread_num(), omp_get_num_threads(), &team);
+    if (!tokens) continue;
     int best = 0;
     for (int j = 1; j < n; j++) if (P->logits[j] > P->logits[best] || P->logits[j] != P->logits[j]) best = j;
-    tokens[i] = best, highest[i] = P->logits[best];
-    P->ids = tokens + i, P->token += P->m, P->wanted = &P->token->text, P->m = 1; /* of one text: 0 */
-    if (i < k - 1 && !one_pass(P, threads)) return 0;
+    tokens[done] = best, highest[done] = P->logits[best];
+    P->ids = tokens + done, P->token += P->m, P->wanted = &P->token->text, P->m = 1; /* of one text: 0 */
   }
-  return 1;
+  free(shared);
+  return done == k;
 }

@@ -156,21 +156,6 @@ def test_without_a_draft_model_only_lookups_have_peers():
     assert methods == [("baseline", 0), ("generate", 0), *lookups, ("llama.cpp", 0)]
 
 
-@pytest.mark.full
-def test_peers_end_to_end(call, pair_folder, tmp_path):
-    words = ["-k", "2", "--repeats", "1", "--max-new-tokens", "12", "--no-llama-cpp"]
-    code, *_ = call(peers, "--draft", str(pair_folder / "draft"), *words)
-    assert code == 0
-    run = files.read(tmp_path / "results" / "local-peers.json", peers_page.PeersRun)
-    of_lab = {"exit", "early exit"}  # there is an adapter for the lab's target alone
-    assert {t.method for t in run.raw} == {*peers_page.PEER, *peers_page.PEER.values()} - of_lab
-    assert all(entry["passed"] and entry["n_prompts"] == 3 for entry in run.correctness)
-    assert all(len(r.seconds) == 1 for r in run.raw)
-    assert str(tmp_path) not in files.to_json(run)
-    assert (tmp_path / "results" / "local-peers.md").read_text().startswith("# Against")
-    assert not list(tmp_path.rglob("*.part"))
-
-
 # --- roofline ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """Tiny models of every family that pass.c knows, in sizes that are no multiples of a register."""
 
 import functools
+import itertools
 from typing import Any
 
 import torch
@@ -8,8 +9,10 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from speclab.engines.c_pass import CModel
+from speclab.engines.eager import decoder_layers, layer_outputs
 from speclab.models import engine_choice
 from speclab.models.cached import CachedModel
+from tests.decoding import poison
 from tests.tiny_models import assert_close
 
 IDS, WINDOW, CONTEXT = 53, 8, 512
@@ -124,14 +127,22 @@ def on_engine(case: str) -> CachedModel:
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 1)
 
 
-def check_passes(cached: CachedModel, n_prompt: int) -> None:
-    """Logits of a prompt and of passes of all widths, with rejected tokens between, are the library's uncached ones."""
-    text = text_of(cached.model, n_prompt + sum(WIDTHS))
-    right = uncached(cached.model, text)
+def check_passes(cached: CachedModel, n_prompt: int, n_tokens: int | None = None) -> None:
+    """Logits, and states after all layers, of a prompt and of passes of all widths are the library's uncached ones.
+    Between them passes as wide are rejected, and what is left of these is spoiled. n_tokens: of the whole text."""
+    model, n_tokens = cached.model, n_tokens or n_prompt + sum(WIDTHS)
+    text, cached.hidden_layers = text_of(model, n_tokens), tuple(range(len(decoder_layers(model))))
+    with torch.inference_mode(), layer_outputs(model, cached.hidden_layers) as outputs:
+        right = model(input_ids=text, use_cache=False).logits
+    states = torch.cat([outputs[layer] for layer in cached.hidden_layers], dim=-1)
     assert_close(cached.prefill(text[:, :n_prompt]), right[:, n_prompt - 1 : n_prompt])
-    at = n_prompt
-    for i, width in enumerate(WIDTHS):
-        cached.forward((text[:, at : at + i] + 1) % IDS if i else text[:, :1])  # rejected, all of it
+    found, at, widths = [cached.hidden(cached.hidden_layers)], n_prompt, itertools.cycle(WIDTHS)
+    while at < n_tokens:
+        block = text[:, at : at + next(widths)]
+        cached.forward((block + 1) % cached.n_ids)
+        poison(cached, block.shape[1])
         cached.crop(at)
-        assert_close(cached.forward(text[:, at : at + width]), right[:, at : at + width])
-        at += width
+        assert_close(cached.forward(block), right[:, at : at + block.shape[1]])
+        found.append(cached.hidden(cached.hidden_layers))
+        at += block.shape[1]
+    assert_close(torch.cat(found, dim=1), states)

@@ -56,11 +56,11 @@ def headless():
     return model
 
 
+OTHERS = (torch.float64, torch.bfloat16, torch.float16)
 EAGER = {
     "another family": (mixtral, "does not know mixtral"),
     "another activation": (lambda: float32(hidden_act="tanh"), "the activation tanh"),
-    "float64": (lambda: tiny("llama"), "float32"),
-    "bfloat16": (lambda: tiny("llama", dtype=torch.bfloat16), "float32"),
+    **{str(dtype): (lambda dtype=dtype: tiny("llama", dtype=dtype), "float32") for dtype in OTHERS},
     "damaged weights": (damaged, "off by nan"),
     "any trouble": (headless, "AttributeError"),
 }
@@ -95,8 +95,8 @@ def test_a_window_of_thousands_is_checked_with_a_short_one(family, monkeypatch):
 def test_wrong_logits_are_no_engine_however_noisy_the_eager_one(monkeypatch):
     """The bound comes from uncached logits: an eager cache that is broken as well does not widen it."""
     monkeypatch.setattr(eager.EagerBackend, "crop", lambda self, n_tokens, length: None)
-    right = c_pass.CModel.run
-    monkeypatch.setattr(c_pass.CModel, "run", lambda *args: right(*args).flip(-1))
+    right = c_pass.CBackend.run
+    monkeypatch.setattr(c_pass.CBackend, "run", lambda *args: right(*args).flip(-1))
     fast, why = engine_choice.choose(float32(), "c")
     assert fast is None
     assert float(why.rpartition("rounding explains ")[2]) < 1e-3

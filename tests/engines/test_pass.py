@@ -1,13 +1,8 @@
 """pass.c computes what the library computes: every family, width, length, mask and number of threads."""
 
-import ctypes
-import itertools
-
 import pytest
 import torch
 
-from speclab.engines.c_pass import AT_ONCE, Pass
-from speclab.engines.eager import layer_outputs
 from speclab.engines.parts import FAMILIES, parts_of
 from speclab.models import engine_choice
 from tests.engines.families import (
@@ -31,9 +26,13 @@ def test_every_family_is_tried():
     assert {kind for kind, _ in CASES.values()} == set(FAMILIES)
 
 
-@pytest.mark.parametrize("n_prompt", [20, AT_ONCE + 70])  # within a page and across; several calls
-@pytest.mark.parametrize("case", [*CASES, *EAGER])
-def test_logits_are_the_librarys(case, n_prompt):
+# Within a page and across several; and both sides of the edges of pages.
+PROMPTS = [(case, n) for case in (*CASES, *EAGER) for n in (20, 326)]
+PROMPTS += [(case, n) for case in ("llama", "mistral") for n in (*range(62, 67), *range(126, 131))]
+
+
+@pytest.mark.parametrize(("case", "n_prompt"), PROMPTS)
+def test_logits_and_states_are_the_librarys(case, n_prompt):
     check_passes(on_engine(case), n_prompt)
 
 
@@ -49,19 +48,6 @@ def test_the_cases_are_what_they_are_called():
         assert all(layer["qkv"][1].abs().min() > 0 for layer in parts_of(tiny(case))["layer"])
 
 
-@pytest.mark.parametrize("case", ["llama", "mistral"])
-def test_lengths_at_every_edge_of_a_page(case):
-    model, cached = tiny(case), on_c(tiny(case))
-    text = text_of(model, 2 * cached.fast.page + 12)
-    right = uncached(model, text)
-    for edge, n, width in itertools.product((1, 2), range(-2, 3), (1, 2, 9)):
-        n += edge * cached.fast.page
-        cached.prefill(text[:, :n])
-        assert_close(cached.forward(text[:, n : n + width]), right[:, n : n + width])
-        cached.crop(n - 3)
-        assert_close(cached.forward(text[:, n - 3 : n + 1]), right[:, n - 3 : n + 1])
-
-
 # --- Trees, and several texts -----------------------------------------------------------------------------------------
 
 PARENTS = [-1, 0, 0, 1, 1, 4, 2, 6, 5, 7, -1, 10]  # of drafted tokens; -1: the last committed token
@@ -71,7 +57,7 @@ def path_to(node: int) -> list[int]:
     return [] if node < 0 else [*path_to(PARENTS[node]), node]
 
 
-@pytest.mark.parametrize("n_prompt", [5, 61, AT_ONCE - 4])  # within the window, over the end of a page, later
+@pytest.mark.parametrize("n_prompt", [5, 61, 252])  # within the window, over the end of a page, later
 @pytest.mark.parametrize("case", ["llama", "mistral", "gemma3_text", "qwen2", "gpt2", "gpt_neox", "smollm3", *EAGER])
 def test_every_token_of_a_tree_gets_the_logits_of_its_branch(case, n_prompt):
     """And where one branch is kept, the text goes on as after that branch alone; nothing of the others is read."""
@@ -113,34 +99,20 @@ def test_a_tree_can_grow_by_several_passes(case):
 
 
 @pytest.mark.parametrize("case", ["llama", "mistral", "gemma2", "gpt2"])
+@torch.inference_mode()
 def test_several_texts_in_one_pass_are_each_alone(case):
-    """Texts of other lengths, their tokens in turns; logits are asked of some, in another order."""
-    model, packing = tiny(case), packed(tiny(case))
-    ids, lengths, width = [text_of(model, n, seed=n) for n in (4, 63, 90)], (1, 60, 86), 3
-    texts = [packing.start() for _ in ids]
-    for i in range(max(lengths) + width):
-        now = [(t, i) for t, n in enumerate(lengths) if i < n]  # every text that is not yet so long, by one token
-        now += [(t, lengths[t] + j) for t in range(3) for j in range(width)] if i >= max(lengths) else []
-        if not now:
-            break
-        found = several(packing, texts, ids, now)
-        if i >= max(lengths):
-            break
-    assert len(now) == 9
-    for (t, row), logits in zip(now[::-1], found, strict=True):
+    """Texts of other lengths, their tokens in turns; logits are asked for in another order."""
+    model, fast, lengths = tiny(case), packed(tiny(case)), (1, 60, 87)
+    ids, texts = [text_of(model, n + 3, seed=n) for n in lengths], [fast.start() for _ in lengths]
+    for text, of_text, n in zip(texts, ids, lengths, strict=True):
+        text.prefill(of_text[:, :n])
+        text.reserve(n + 3)
+    tokens = [(t, n + i) for i in range(3) for t, n in enumerate(lengths)]
+    token = torch.tensor([[t, row, row, row + 1] for t, row in tokens], dtype=torch.int32)
+    chosen = torch.tensor([[ids[t][0, row] for t, row in tokens]])
+    found, _ = fast.run(texts, token, chosen, wanted=range(len(tokens))[::-1])
+    for (t, row), logits in zip(tokens[::-1], found[0], strict=True):
         assert_close(logits, uncached(model, ids[t][:, : row + 1])[0, -1])
-
-
-def several(packing, texts, ids, now):
-    """A pass over tokens, each (number of its text, row). -> (tokens, ids) logits, the last token's first"""
-    for t, row in now:
-        texts[t].reserve(row + 1)
-    tokens = torch.tensor([[t, row, row, row + 1] for t, row in now], dtype=torch.int32)
-    chosen = torch.tensor([ids[t][0, row] for t, row in now])
-    pages = (ctypes.c_void_p * 3)(*(ctypes.addressof(text.addresses) for text in texts))
-    given = Pass(m=len(now), first=0, end=len(packing.layers), ids=chosen.data_ptr(), pages=ctypes.addressof(pages))
-    given.token = tokens.data_ptr()
-    return packing.run(given, range(len(now))[::-1], {})[0]
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma2", "gpt2"])
@@ -210,13 +182,3 @@ def test_a_weight_that_is_no_number_shows(case, bad):
         weight.data[place] = before
         assert highest.isfinite() == right[:, -1].max().isfinite(), name
         assert torch.equal(found.isfinite(), right[:, -1:].isfinite()), name
-
-
-def test_states_of_a_long_prompt_are_whole():
-    """Of all its calls, one below the other."""
-    model, cached = tiny("qwen3"), on_c(tiny("qwen3"))
-    text, cached.hidden_layers = text_of(model, 2 * AT_ONCE + 30), (0, 1)
-    with torch.inference_mode(), layer_outputs(model, (0, 1)) as right:
-        model(input_ids=text, use_cache=False)
-    cached.prefill(text)
-    assert_close(cached.hidden((0, 1)), torch.cat([right[0], right[1]], dim=-1))

@@ -4,7 +4,6 @@ The text alone does not show a cache that is repaired by luck or a token that is
 """
 
 import copy
-import ctypes
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from transformers import DynamicCache, PreTrainedModel
 from draft_models import ModelDrafter
 from speclab.core.rounds import AcceptResult, Round
 from speclab.core.sampling import Sampling
-from speclab.engines.c_pass import Pass
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
 from tests.decoding import keys_and_values, poison, speculative_rounds
@@ -193,13 +191,12 @@ class Diary:
         held = kwargs["past_key_values"].get_seq_length()
         self._write(kwargs["input_ids"][0].tolist(), held)
 
-    def _note_c(self, given: Pass, *more) -> Tensor:
+    def _note_c(self, texts, token: Tensor, ids: Tensor, **more) -> tuple:
         """Positions, rows and what is read follow each other, from the length of the text on."""
-        ids = list((ctypes.c_int64 * given.m).from_address(given.ids))
-        tokens = [list(one) for one in (ctypes.c_int32 * 4 * given.m).from_address(given.token)]
-        assert tokens == [[0, row, row, row + 1] for row in range(tokens[0][2], tokens[0][2] + given.m)]
-        self._write(ids, tokens[0][2])
-        return self._run(given, *more)
+        m, first = ids.shape[1], int(token[0, 2])
+        assert token[:m].tolist() == [[0, row, row, row + 1] for row in range(first, first + m)]
+        self._write(ids[0].tolist(), first)
+        return self._run(texts, token, ids, **more)
 
     def _write(self, tokens: list[int], held: int) -> None:
         start = self._cached.length if held else 0  # a new prompt forgets what was held

@@ -31,23 +31,16 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.rows import BASELINE, Arm
 from tests.decoding import speculative_rounds
+from tests.engines.families import check_passes
 from tests.recorder import graphed, stand_in
 from tests.tiny_models import CONTEXT, FAMILIES, VOCAB, tiny
 
 PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1))
-GARBAGE = 1e4
 
 
 @pytest.fixture(autouse=True)
 def recorder(monkeypatch):
     return stand_in(monkeypatch)
-
-
-def spoil_dead_rows(cached: CachedModel) -> None:
-    """Rows behind the live length hold whatever was left there; finite, as buffers start as zeros."""
-    for buffer in cached._backend._buffers.keys + cached._backend._buffers.values:
-        with torch.inference_mode():
-            buffer[:, :, cached.length :] = GARBAGE
 
 
 # --- Passes -----------------------------------------------------------------------------------------------------------
@@ -58,22 +51,9 @@ CASES = {family: (family, CONTEXT - 2, {}) for family in FAMILIES} | SHORT  # OP
 
 
 @pytest.mark.parametrize(("family", "room", "changes"), CASES.values(), ids=CASES)
-def test_logits_are_the_models_own(family, room, changes):
-    """Every width, buckets crossed, graph caches outgrown, padding at the edge of the context, garbage in dead rows."""
-    cached = graphed(family, **changes)
-    ids = torch.randint(0, VOCAB, (1, room), generator=torch.Generator().manual_seed(2))
-    with torch.inference_mode():
-        right = cached.model(input_ids=ids, use_cache=False).logits
-    assert torch.allclose(cached.prefill(ids[:, :9])[0, -1], right[0, 8], atol=1e-9)
-    widths, place = [5, 1, 2, 3, 17, 1, 4], 9
-    while place < room:
-        width = min(widths[0], room - place)
-        widths = widths[1:] + widths[:1]
-        spoil_dead_rows(cached)
-        found = cached.forward(ids[:, place : place + width])
-        assert torch.allclose(found, right[:, place : place + width], atol=1e-9), f"width {width} at {place}"
-        place += width
-    assert cached.length == room
+def test_logits_and_states_are_the_models_own(family, room, changes):
+    """Buckets crossed, graph caches outgrown, padding at the edge of the context."""
+    check_passes(graphed(family, **changes), 9, room)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral_window", "gemma3_window"])
@@ -100,19 +80,9 @@ def test_rounds_are_those_of_the_eager_engine(kind, sampling, family, recorder, 
 def test_more_tokens_than_declared_are_several_replays():
     """A draft that waited for many rounds catches up without a recording, and with the same logits and states."""
     cached = graphed("llama")
-    cached.hidden_layers = (0, 1)
-    cached.prepare({2, 4}, 60)
-    cached.prefill(PROMPT)
-    n_before = graphs.captures.n
-    ids = torch.randint(0, VOCAB, (1, 11), generator=torch.Generator().manual_seed(5))
-    logits, states = cached.forward(ids), cached.hidden((0, 1))
-    assert graphs.captures.n == n_before
-    plain = CachedModel(cached.model)
-    plain.hidden_layers = (0, 1)
-    plain.prefill(PROMPT)
-    torch.testing.assert_close(logits, plain.forward(ids))
-    torch.testing.assert_close(states, plain.hidden((0, 1)))
-    assert cached.length == plain.length
+    cached.prepare({2, 4}, 70)
+    check_passes(cached, 9)
+    assert {width for width, _ in cached._backend._buffers.graphs} == {1, 2, 4}
 
 
 def test_what_was_declared_is_recorded_with_the_prompts_pass():
@@ -334,18 +304,8 @@ def test_each_kind_of_part_is_compiled_for_one_token_and_for_more():
     model = tiny("llama", num_hidden_layers=3)
     fast = GraphedModel(model, compile_parts=False)
     fast.kernels = Kernels(model, lambda function: torch.compile(function, backend=backend))
-    cached = CachedModel(model, fast=fast)
-    text = torch.randint(0, VOCAB, (1, 25), generator=torch.Generator().manual_seed(6))
-    with torch.inference_mode():
-        right = model(text, use_cache=False).logits
-    cached.prefill(text[:, :9])
-    place, n_compiled = 9, []
-    for width in (1, 3, 5, 7):
-        found = cached.forward(text[:, place : place + width])
-        assert torch.allclose(found, right[:, place : place + width], atol=1e-9)
-        place += width
-        n_compiled.append(len(compiled))
-    assert n_compiled == [3, 6, 6, 6]
+    check_passes(CachedModel(model, fast=fast), 9)
+    assert len(compiled) == 6
     torch._dynamo.reset()
 
 

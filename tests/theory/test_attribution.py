@@ -33,7 +33,6 @@ COSTS = Costs(
     rollback=0.004,
     host=0.006,
 )
-COMMON = {"target": "t", "device": "cpu", "dtype": "float32"}
 N_PROMPT = 10
 HALF = [0.5] * 6  # acceptance chances of a text of six tokens
 
@@ -62,7 +61,7 @@ def plain(*lengths: int, seconds: float = 1.0) -> Decoded:
 
 def explained(mine: Decoded, base: Decoded, *probs, **along):
     """The row of an arm, with predictions from these costs."""
-    row = row_of(mine.arm, [mine], [base], COMMON, "all")
+    row = row_of([mine], [base])
     return replace(row, **predictions(row, price(mine, base, COSTS, *probs, **along)))
 
 

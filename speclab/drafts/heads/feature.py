@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation
 from speclab.drafts.heads.rollout import rollout
-from speclab.engines.parts import ACTIVATIONS, Parts, linear, rotary_of
+from speclab.engines.parts import ACTIVATIONS, Parts, layer_parts, pair, rotary_of
 
 
 @dataclass(frozen=True)
@@ -121,34 +121,19 @@ class FeatureHead(nn.Module):
 def parts_of_head(head: FeatureHead) -> Parts:
     """Return what the engine `c` has to know of a head; fusing what the target gave is not among it."""
     layer, block = head.layer, head.config.block
-    attention, mlp = layer.self_attn, layer.mlp
-
-    def norm(module: nn.Module) -> tuple[Tensor, None] | None:
-        return (module.weight, None) if isinstance(module, Norm) else None
-
-    one = {
-        "qkv": linear(attention.q_proj, attention.k_proj, attention.v_proj),
-        "out": linear(attention.o_proj),
-        "up": linear(mlp.gate_proj, mlp.up_proj),
-        "down": linear(mlp.down_proj),
-        "before_attention": norm(layer.input_layernorm),
-        "before_mlp": norm(layer.post_attention_layernorm),
-        "queries": norm(attention.q_norm),
-        "keys": norm(attention.k_norm),
-        "rotary": 1,
-    }
+    attention = layer.self_attn
     return {
-        "layer": [one],
+        "layer": [layer_parts(layer) | {"rotary": 1}],
         "embeddings": head.embed_tokens.weight,
-        "head": linear(head.lm_head),
-        "last": norm(head.norm),
+        "head": pair(head.lm_head),
+        "last": pair(head.norm),
         "heads": attention.n_queries,
         "kv_heads": attention.n_keys,
         "head_size": attention.head_size,
         "epsilon": block.rms_norm_eps,
         "activation": ACTIVATIONS[block.hidden_act],
         "attention_scale": attention.head_size**-0.5,
-        "states": norm(layer.hidden_norm),
+        "states": pair(layer.hidden_norm),
         "beside": True,
         "start_normed": head.config.norm_before_residual,
         **rotary_of(LlamaRotaryEmbedding(block), [""]),

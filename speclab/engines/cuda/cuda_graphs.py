@@ -234,8 +234,6 @@ class GraphBackend(TextBackend):
         self.hidden = {layer: torch.cat([part[layer] for part in states], dim=1) for layer in self._hidden_layers}
         return torch.cat(logits, dim=1)
 
-    step = forward  # what stands behind the text is overwritten anyway
-
     def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
         """The same as `forward`, but each token has its position (1, m), and the mask (1, 1, m, length + m) says what
         it reads."""

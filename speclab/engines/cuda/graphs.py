@@ -7,8 +7,6 @@ reads its inputs from fixed tensors and writes its outputs to others.
 `capture` records a step, `graphed` makes a pure function of tensors run as graphs on a GPU (speclab/core/sampling.py).
 Recording stops the device, so it is done before anything is timed; `captures.n` counts it, and the harness proves with
 it that no timed turn recorded anything.
-
-Everything but the recording itself is tested without a GPU (tests/models/test_cuda_graphs.py).
 """
 
 import contextlib

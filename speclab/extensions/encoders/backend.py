@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
-from speclab.engines.eager import EagerBackend
+from speclab.engines.eager import EagerBackend, whole_text_cache
 from speclab.system.errors import EnvironmentProblem
 
 
@@ -20,7 +20,7 @@ class EncoderDecoderBackend(EagerBackend):
 
     def __init__(self, model: PreTrainedModel, hidden_layers: Iterable[int] = ()):
         super().__init__(model, hidden_layers)
-        self._cache = DynamicCache(config=model.get_decoder().config)
+        self._cache = whole_text_cache(model.get_decoder().config)
         # A config with sliding windows is about self-attention: every token reads the whole prompt.
         self._both = EncoderDecoderCache(self._cache, DynamicCache())
         self._encoded: Any = None  # what the encoder gave, in the form of the family
@@ -28,11 +28,11 @@ class EncoderDecoderBackend(EagerBackend):
     def prefill(self, prompt: Tensor) -> Tensor:
         """Run the encoder over (1, prompt) ids, and the decoder over its start.  -> (1, 1, vocab) logits"""
         self._encoded = self._model.get_encoder()(input_ids=prompt, attention_mask=torch.ones_like(prompt))
-        return self._read(start_of(self._model), 0)
+        return self._read(start_of(self._model))
 
-    def _read(self, tokens: Tensor, length: int) -> Tensor:
-        """Run the decoder alone: (1, m) ids -> (1, m, vocab) logits. Its cache holds `length` tokens already."""
-        options = {"encoder_outputs": self._encoded, "past_key_values": self._both, "use_cache": True}
+    def _read(self, tokens: Tensor, **options: Any) -> Tensor:
+        """Run the decoder alone: (1, m) ids -> (1, m, vocab) logits."""
+        options |= {"encoder_outputs": self._encoded, "past_key_values": self._both, "use_cache": True}
         return self._model(decoder_input_ids=tokens, **options).logits
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from speclab.engines.c_pass import CBackend
-from speclab.engines.eager import EagerBackend, decoder_layers, layer_outputs
+from speclab.engines.eager import decoder_layers, layer_outputs
 from speclab.models.cached import CachedModel
 from speclab.models.checking.checks import WIDTHS, WRONG, cached_logits, check_passes, random_text
 
@@ -58,12 +58,9 @@ def forward_first(backend: Any, tokens: Tensor, length: int, n_layers: int) -> T
     """Run the first `n_layers` layers alone: (1, m) ids after `length` tokens -> their outputs (1, m, hidden)."""
     last = n_layers - 1
     if isinstance(backend, CBackend):
-        backend.run(tokens, None, length, range(n_layers), (last,), 0)
+        backend.run(length, 0, tokens, layers=range(n_layers), kept=(last,))
         return backend.hidden[last]
-    if not isinstance(backend, EagerBackend):  # a stand-in for a target
-        return backend.forward_first(tokens, length, n_layers)
     model = backend._model
-    backend._keep_what_leaves()
     check_length(backend._cache, range(n_layers), length)
     with only_layers(model, range(n_layers)), layer_outputs(model, (last,)) as outputs:
         model.base_model(input_ids=tokens, past_key_values=backend._cache, use_cache=True)
@@ -73,11 +70,9 @@ def forward_first(backend: Any, tokens: Tensor, length: int, n_layers: int) -> T
 def forward_rest(backend: Any, states: Tensor, length: int, n_layers: int) -> Tensor:
     """Run all other layers: the outputs of the first ones, (1, m, hidden), after `length` tokens -> (1, m, vocab)
     logits."""
-    if not isinstance(backend, CBackend | EagerBackend):
-        return backend.forward_rest(states, length, n_layers)
     kept, width = [layer for layer in backend._hidden_layers if layer >= n_layers], states.shape[1]
     if isinstance(backend, CBackend):
-        logits = backend.run(None, states, length, backend.layers[n_layers:], kept, width)
+        logits = backend.run(length, width, states=states, layers=backend.layers[n_layers:], kept=kept)
     else:
         layers = backend._cache.layers
         rest = range(n_layers, len(layers))

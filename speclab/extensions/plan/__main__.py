@@ -26,10 +26,11 @@ from typing import Any
 
 from speclab.cli import compare, flags, parsing
 from speclab.cli.compare import Output, show
-from speclab.lab.comparison import measure_and_judge, noise_at
+from speclab.lab.comparison import measure_and_judge
 from speclab.lab.harness import Measurement
 from speclab.lab.known_texts import CostTable, ProbsOfText, calibrated, probs_of_texts
 from speclab.lab.output_checks import exit_code
+from speclab.lab.rows import noise_floors
 from speclab.lab.run_config import RunConfig
 from speclab.present import tables
 from speclab.present.pictures import figures
@@ -101,7 +102,7 @@ class PlanRun(LabRun):
 def make(config: RunConfig) -> tuple[PlanRun, Measurement]:
     """Return the plan, and what it is made from."""
     instruments = config.instruments(config.arms())
-    measured = measure_and_judge(config, [BASELINE], instruments, config.prompts, title="calibrating")
+    measured = measure_and_judge(config, [BASELINE], instruments, "calibrating")
     costs: CostTable = {}
     with measured.kept("the measurements are complete, their costs are not"):
         costs = calibrated(measured)
@@ -125,8 +126,7 @@ def make(config: RunConfig) -> tuple[PlanRun, Measurement]:
             facts.append(fact)
     if not facts:
         raise measured.stop or AssertionError("nothing stopped it")
-    noise = [floor for temperature in config.temperatures if (floor := noise_at(measured, temperature))]
-    return PlanRun(**config.head(measured), drafts=facts, noise=noise, plan=entries), measured
+    return PlanRun(**config.head(measured), drafts=facts, noise=noise_floors(measured.lines), plan=entries), measured
 
 
 def planned(

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from speclab.engines.eager import EagerBackend, layer_outputs
 
@@ -35,6 +35,7 @@ class RecurrentBackend(EagerBackend):
 
     def __init__(self, model: PreTrainedModel, reads_several: bool, hidden_layers: Iterable[int] = ()):
         super().__init__(model, hidden_layers)
+        self._cache = DynamicCache(config=model.config)  # nothing is cropped, so windows may drop what leaves them
         self._width = None if reads_several else 1  # most tokens of a pass
         self._kept: dict[int, list[dict[str, Any]]] = {}  # tokens in the cache -> what its layers held then
         self._fed: dict[int, Tensor] = {}  # tokens in the cache -> the (1, m) ids that were fed then
@@ -42,7 +43,7 @@ class RecurrentBackend(EagerBackend):
     def prefill(self, prompt: Tensor) -> Tensor:
         """Read the prompt: (1, prompt) ids -> (1, 1, vocab) logits of the last one."""
         with layer_outputs(self._model, self._hidden_layers) as self.hidden:
-            return self._read(prompt, 0)[:, -1:]
+            return self._pass(prompt, 0)[:, -1:]
 
     def step(self, tokens: Tensor, length: int) -> Tensor:
         """Do as `forward` does, for tokens that will never be rolled back."""
@@ -58,7 +59,7 @@ class RecurrentBackend(EagerBackend):
             if rolls_back:
                 self._kept[length], self._fed[length] = states_of(self._cache), block
             with layer_outputs(self._model, self._hidden_layers) as hidden:
-                logits.append(self._read(block, length))
+                logits.append(self._pass(block, length))
             outputs.append(hidden)
             length += block.shape[1]
         self.hidden = {layer: torch.cat([one[layer] for one in outputs], dim=1) for layer in self._hidden_layers}
@@ -81,10 +82,10 @@ class RecurrentBackend(EagerBackend):
         place = max(places)
         put_back(self._cache, kept[place])
         if place < wanted:
-            self._read(fed[place][:, : wanted - place], place)
+            self._pass(fed[place][:, : wanted - place], place)
             self.n_replays += 1
 
-    def _read(self, tokens: Tensor, length: int) -> Tensor:
+    def _pass(self, tokens: Tensor, length: int) -> Tensor:
         """Make one pass: (1, m) ids after `length` tokens -> (1, m, vocab) logits."""
         options = pass_options(self._model, self._cache, length, tokens.shape[1])
         return self._model(input_ids=tokens, **options).logits

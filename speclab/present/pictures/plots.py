@@ -1,7 +1,8 @@
 """The pictures of a comparison: measured values are markers, formulas are lines, the line at 1.0 is no gain."""
 
-import functools
+import itertools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from speclab.present.pictures import figures
@@ -17,13 +18,16 @@ GAIN, LOSS, GREY = figures.COLOURS[0], figures.COLOURS[1], "#BBBBBB"
 PREDICTIONS = {"forecast": "forecast", "book_formula": figures.BOOK}
 
 
-def comparison(run: ComparisonRun, folder: Path, name: str) -> list[functools.partial[Path | None]]:
-    """Return the pictures of a comparison: each is painted and written when it is called.  -> its path
+def comparison(run: ComparisonRun, folder: Path, name: str) -> list[partial[Path | None]]:
+    """Return the pictures of a comparison and of its short runs: each is painted and written when it is called.  -> its
+    path, or None where there is nothing to show
 
-    None where there is nothing to show. Nothing is computed before: what fails in a picture costs no other file.
+    Nothing is computed before: what fails in a picture costs no other file.
     """
+    runs = {name: run, f"{name}-eager": run.eager, f"{name}-padded": run.padded}
     painters = {"speedup": lambda rows: draw(speedup_panels(rows), 5.4, 4.6), "why": _why}
-    return [functools.partial(_write, paint, run, folder, f"{name}-{what}") for what, paint in painters.items()]
+    pairs = itertools.product(runs.items(), painters.items())
+    return [partial(_write, paint, one, folder, f"{named}-{what}") for (named, one), (what, paint) in pairs if one]
 
 
 def _write(paint: Callable[[list[Row]], Figure | None], run: ComparisonRun, folder: Path, name: str) -> Path | None:

@@ -4,13 +4,12 @@ Each row of the batch has pages of its own, so a text grows without its neighbou
 and no others: rows may have different numbers of them, and what would be padding is never computed.
 """
 
-import ctypes
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from speclab.engines.c_pass import CModel, Pass
+from speclab.engines.c_pass import CModel
 from speclab.extensions.batch.decoding.row_buffers import Outputs, Placed
 
 
@@ -36,7 +35,7 @@ class RowPages:
         def counted(part: Tensor) -> Tensor:
             """(rows, m, ...) -> (tokens that count, ...)"""
             part = part.flatten(0, 1)
-            return part.contiguous() if number is None else part[number]
+            return part if number is None else part[number]
 
         chosen, mask = counted(ids), None if placed.reads is None else counted(placed.reads)
         places = [(row, starts[row], starts[row] + i) for row, i in live]
@@ -47,19 +46,7 @@ class RowPages:
             token[:, 1] = counted(placed.positions)
         for backend, start in zip(self.rows, starts, strict=True):
             backend.reserve(start + m)
-        pages = (ctypes.c_void_p * n_rows)(*(ctypes.addressof(one.addresses) for one in self.rows))
-        given = Pass(
-            m=len(live),
-            first=0,
-            end=len(fast.layers),
-            ids=chosen.data_ptr(),
-            token=token.data_ptr(),
-            mask=None if mask is None else mask.data_ptr(),
-            masked=0 if mask is None else mask.shape[-1],
-            pages=ctypes.addressof(pages),
-        )
-        hidden = {layer: torch.empty(1, len(live), fast.hidden) for layer in layers}
-        logits = fast.run(given, range(len(live)), hidden)
+        logits, hidden = fast.run(self.rows, token, chosen[None], mask=mask, wanted=range(len(live)), kept=layers)
 
         def by_row(found: Tensor) -> Tensor:
             """(1, tokens, width) -> (rows, m, width)"""

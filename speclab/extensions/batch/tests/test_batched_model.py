@@ -169,7 +169,9 @@ def test_padding_is_never_computed_on_c(monkeypatch):
     seen, fast = [], batch.model.fast
     run = fast.run
     monkeypatch.setattr(
-        fast, "run", lambda given, wanted, *rest: seen.append((given.m, len(wanted))) or run(given, wanted, *rest)
+        fast,
+        "run",
+        lambda *given, wanted, **more: seen.append((len(given[1]), len(wanted))) or run(*given, wanted=wanted, **more),
     )
     draft = Draft(TEXTS[:, 20:24], torch.tensor([1, 4, 3]))
     logits = batch.verify(TEXTS[:, 19], draft)

@@ -1,28 +1,20 @@
-"""What every draft must do, done by early exit: its laws, rounds along a known text, one wait, overflows."""
+"""What every draft must do, done by early exit: its laws, one wait, overflows."""
 
 import functools
 
 import pytest
 import torch
 
-from draft_models import NgramDrafter
-from optimized_speculative import speculative_decode
 from speclab.core.sampling import Sampling
-from speclab.drafts.hybrid import HybridDrafter
-from speclab.drafts.lengths import AutoLength
 from speclab.extensions.exits.drafter import ExitDrafter
-from speclab.extensions.exits.tests.adapters import tiny_adapter, trained_exit
-from speclab.lab.instruments import LoopFunctions
-from speclab.lab.known_texts import replay_rounds
+from speclab.extensions.exits.tests.adapters import tiny_adapter
 from speclab.models.cached import CachedModel
-from speclab.records.rows import RoundCounts
 from tests import contract
 from tests import test_filtered_laws as filtered_laws
 from tests.core.test_one_wait import PROMPT
-from tests.decoding import plain_text, speculative_rounds
+from tests.decoding import speculative_rounds
 from tests.drafts import test_overflows as overflows
 from tests.heads import target_states
-from tests.lab.test_replay import COSTS, N_NEW, K
 from tests.test_filtered_laws import Case, Text, models, of_head, on_auto
 from tests.tiny_models import tiny
 from tests.watch import Watch
@@ -57,31 +49,6 @@ def test_a_round_leaves_the_targets_law(case, monkeypatch):
 
 def test_what_lengths_are_chosen_by(case):
     filtered_laws.test_what_lengths_are_chosen_by("exit auto")
-
-
-@pytest.mark.parametrize("kind", ["exit", "exit auto", "ngram+exit auto"])
-def test_replayed_rounds_of_early_exit_are_those_of_the_decoding(kind):
-    """Its first layers run over tokens that are not the text's, too: how sure it is of them decides when it stops."""
-    model, adapter, texts = trained_exit()
-    target = CachedModel(model)
-    target.hidden_layers = adapter.config.layers
-    found, made = [], []
-    for rounds in (found, made):
-        drafter = ExitDrafter(adapter)
-        if "auto" in kind:
-            drafter = AutoLength(drafter)
-            drafter.costs[0.0] = COSTS
-        drafter = HybridDrafter(NgramDrafter(), drafter) if "+" in kind else drafter
-        for text in texts[:2]:
-            prompt = text[None, :5]
-            new = plain_text(target, prompt, N_NEW)
-            if rounds is found:
-                rounds += replay_rounds(LoopFunctions(speculative_decode), target, drafter, prompt, tuple(new), K)
-            else:
-                made_now = map(drafter.described, speculative_rounds(target, drafter, prompt, K, len(new)))
-                rounds += [RoundCounts(r.n_drafted, r.n_accepted, r.looked_up) for r in made_now if not r.prefill]
-    assert found == made
-    assert any(one.n_drafted - one.n_accepted > 1 for one in made), "nothing was drafted after a wrong token"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
