@@ -109,9 +109,8 @@ class Drafter:
         """Return a line for each of these typed draft lengths that has no effect."""
         return []
 
-    def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
-        """Raise UsageProblem for a prompt that it cannot read. -> a remark on the end of the texts, or None"""
-        return None
+    def check_prompts(self, prompts: Sequence[list[int]]) -> None:
+        """Raise UsageProblem for a prompt that it cannot read."""
 
 
 class Wrapper(Drafter):

@@ -20,7 +20,7 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.files import read_head
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.oracle import GREEDY_ONLY, Dial
-from speclab.models import loading, names
+from speclab.models import loading
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.family import check_family
 from speclab.models.padded import sizes
@@ -28,7 +28,6 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.system import extensions
 from speclab.system.errors import UsageProblem
-from speclab.system.terminal import note
 
 OTHER_FAMILY = "use as draft a FOLDER with a model of its family, ngram, or hybrid:ngram+FOLDER"
 USUAL_HYBRID = "suffix+feature"
@@ -177,12 +176,11 @@ def make(text: str, setup: Setup, seed: int = 0) -> Drafter:
 
 def check_prompts(target: CachedModel, drafters: Iterable[Drafter], prompts: list[Prompt], max_new_tokens: int) -> None:
     """Raise UsageProblem for a prompt that does not fit the target's context with its new tokens, or a draft's without.
-    Text beyond a draft's context is only noted: rounds there draft fewer tokens."""
+    Behind the end of a draft's context rounds draft fewer tokens."""
     for prompt in prompts:
         check_prompt(target, prompt.ids, max_new_tokens)
     for drafter in drafters:
-        if said := drafter.check_prompts([prompt.id_list for prompt in prompts], max_new_tokens):
-            note(said)
+        drafter.check_prompts([prompt.id_list for prompt in prompts])
 
 
 # --- the lab's own kinds ----------------------------------------------------------------------------------------------
@@ -236,7 +234,7 @@ def head_choice(
 def own_head(name: str, target: str) -> str:
     """Return the folder of the lab's head for the target of this name (such as smollm2, empty for a folder) where there
     is one, else that of the lab's pair."""
-    folder = names.MODELS / target / name
+    folder = loading.MODELS / target / name
     return str(folder if target and Path(target).name == target and folder.is_dir() else loading.LAB_PAIR / name)
 
 

@@ -16,7 +16,7 @@ from speclab.drafts import registry
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads import files
 from speclab.drafts.heads.files import read_head, weights_of, write_head
-from speclab.models import names
+from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.models.padded.padding import pad_to
 from speclab.models.padded.sizes import Shape
@@ -81,8 +81,7 @@ def refused(read, *given) -> str:
 def proposals(model, drafter, sampling=None):
     target = CachedModel(model)
     target.hidden_layers = drafter.head.config.layers
-    generator = torch.Generator().manual_seed(1)
-    return list(speculative_rounds(target, drafter, prompts(1), 3, 40, sampling or Sampling(0.9), generator))
+    return list(speculative_rounds(target, drafter, prompts(1), 3, 40, sampling or Sampling(0.9), seed=1))
 
 
 # --- what is right ----------------------------------------------------------------------------------------------------
@@ -315,5 +314,5 @@ OWN = [("smollm2", True), ("lab:8b", False), ("models/smollm2", False), ("../mod
 def test_a_target_of_this_name_gets_its_own_head(target, own):
     """Any other gets the head of the lab's pair; a path is no such name."""
     found = Path(registry.own_head("feature", target))
-    assert found == (names.MODELS / target / "feature" if own else names.LAB_PAIR / "feature")
+    assert found == (loading.MODELS / target / "feature" if own else loading.LAB_PAIR / "feature")
     assert (found / "model.safetensors").stat().st_size <= 6_000_000

@@ -48,15 +48,13 @@ def bench() -> Bench:
 
 def said(bench: Bench, prompt: Prompt, sampling: Sampling = Sampling(), seed: int = 0) -> list[int]:
     """The baseline's text."""
-    generator = torch.Generator().manual_seed(seed)
-    return plain_text(bench.setup.target, prompt.ids, bench.max_new_tokens, sampling, generator)
+    return plain_text(bench.setup.target, prompt.ids, bench.max_new_tokens, sampling, seed=seed)
 
 
 def decoded(bench: Bench, draft: str, prompt: Prompt, k: int, sampling=Sampling(), seed: int = 0):
     """One speculative decoding.  -> its text and counts"""
-    counts, generator = Counts(), torch.Generator().manual_seed(seed)
-    target, size = bench.setup.target, (k, bench.max_new_tokens)
-    rounds = list(speculative_rounds(target, bench.drafters[draft], prompt.ids, *size, sampling, generator))
+    counts, target, size = Counts(), bench.setup.target, (k, bench.max_new_tokens)
+    rounds = list(speculative_rounds(target, bench.drafters[draft], prompt.ids, *size, sampling, seed))
     for round_ in rounds:
         counts.add(round_)
     return tokens_of(rounds), counts

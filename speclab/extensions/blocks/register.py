@@ -4,7 +4,7 @@ from transformers import PreTrainedModel
 
 from speclab.core.drafter import Drafter
 from speclab.drafts.registry import Choice, add, head_choice
-from speclab.extensions.blocks.drafter import BlockDrafter
+from speclab.extensions.blocks.block_drafter import BlockDrafter
 from speclab.extensions.blocks.files import read_block
 from speclab.system.errors import UsageProblem
 

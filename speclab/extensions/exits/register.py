@@ -13,7 +13,7 @@ from speclab.core.drafter import Drafter
 from speclab.drafts.heads.files import CONFIG, decoder_of, read_config, read_files, read_tensors, weights_of
 from speclab.drafts.registry import OTHER_FAMILY, Choice, add
 from speclab.engines.eager import decoder_layers
-from speclab.extensions.exits.drafter import ExitAdapter, ExitConfig, ExitDrafter
+from speclab.extensions.exits.early_exit import ExitAdapter, ExitConfig, ExitDrafter
 from speclab.extensions.exits.first_layers import check_split
 from speclab.models import loading
 from speclab.models.family import check_family

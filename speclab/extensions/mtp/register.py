@@ -14,7 +14,7 @@ def read_mtp(argument: str, text: str) -> Choice:
         loading.check_place(argument)
 
     def build(setup: Setup, seed: int) -> Drafter:
-        from speclab.extensions.mtp.drafter import MtpDrafter  # here: older versions of the library lack it
+        from speclab.extensions.mtp.head import MtpDrafter  # here: older versions of the library lack it
         from speclab.extensions.mtp.head_weights import read_mtp_head
 
         target = setup.target

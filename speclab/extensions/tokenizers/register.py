@@ -4,7 +4,7 @@ from speclab.core.drafter import Drafter
 from speclab.drafts.registry import Choice, add
 from speclab.extensions.tokenizers.intersect import intersect
 from speclab.extensions.tokenizers.retokenized import RetokenizedDrafter
-from speclab.models import loading, names
+from speclab.models import loading
 from speclab.models.checking.checks import OTHER_DRAFT
 from speclab.models.family import check_family
 from speclab.models.setup import Setup
@@ -37,4 +37,4 @@ def read_other(argument: str, text: str) -> Choice:
 
 add("retokenize:NAME", read_other, "a model with another tokenizer, by way of its text")
 add("intersect:NAME", read_other, "the same, by the tokens that both vocabularies have")
-names.WITH_OTHER_TOKENIZERS += ["retokenize:NAME", "intersect:NAME"]
+loading.WITH_OTHER_TOKENIZERS += ["retokenize:NAME", "intersect:NAME"]

@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 
 from speclab.drafts.heads import files
 from speclab.drafts.heads.files import weights_of
-from speclab.extensions.blocks.drafter import BlockDrafter
+from speclab.extensions.blocks.block_drafter import BlockDrafter
 from speclab.extensions.blocks.files import config_from, read_block, write_block
 from speclab.extensions.blocks.tests.block_heads import tiny_block_head
 from speclab.system.paths import ROOT

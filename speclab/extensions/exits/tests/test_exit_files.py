@@ -13,7 +13,7 @@ from speclab.drafts.lengths import AutoLength
 from speclab.drafts.oracle import ConstantDrafter
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.extensions.exits import register
-from speclab.extensions.exits.drafter import ExitDrafter
+from speclab.extensions.exits.early_exit import ExitDrafter
 from speclab.extensions.exits.register import read_adapter
 from speclab.extensions.exits.tests.adapters import tiny_adapter, write_adapter
 from speclab.lab.instruments import LoopFunctions
