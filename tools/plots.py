@@ -12,14 +12,12 @@ if __name__ == "__main__":
 import functools
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from speclab.cli import parsing
-from speclab.present import report
 from speclab.present.pictures import plots
-from speclab.records.files import ComparisonRun, Head, read
+from speclab.records.files import ComparisonRun, read
 from speclab.system.errors import reports_problems
 from speclab.system.files import write_all
 from speclab.system.paths import ROOT
@@ -27,28 +25,6 @@ from tools import chapter_pictures
 
 RESULTS, PLOTS = ROOT / "results", ROOT / "plots"
 PAGES = ("README.md", "docs/**/*.md", "results/*.md", "models/**/*.md")
-
-
-class Kind(NamedTuple):
-    """A kind of record. The last arguments of each drawing are a folder and the picture's name."""
-
-    record: type[Head]
-    page: Callable[[Any, str], str]  # record, name of its files
-    pictures: Callable[[Any, Path, str], list[functools.partial[Any]]]  # record, folder, name of its files
-
-
-def _comparison(run: ComparisonRun, folder: Path, name: str) -> list[functools.partial[Any]]:
-    runs = {name: run, f"{name}-eager": run.eager, f"{name}-padded": run.padded}
-    return [step for named, one in runs.items() if one for step in plots.comparison(one, folder, named)]
-
-
-# The kinds by a field that no other kind has.
-KINDS: dict[str, Kind] = {"rows": Kind(ComparisonRun, report.page, _comparison)}
-
-
-def kind_of(content: dict[str, Any]) -> Kind | None:
-    """The kind of a record, by the names of its fields; None for the record of a benchmark."""
-    return next((kind for key, kind in KINDS.items() if key in content), None)
 
 
 def shown() -> set[str]:
@@ -59,8 +35,7 @@ def shown() -> set[str]:
 
 def pictures(path: Path, folder: Path) -> list[functools.partial[Any]]:
     """Functions that draw the pictures of one record into `folder`; none for the record of a benchmark."""
-    kind = kind_of(read(path, dict))
-    return kind.pictures(read(path, kind.record), folder, path.stem) if kind else []
+    return plots.comparison(read(path, ComparisonRun), folder, path.stem) if "rows" in read(path, dict) else []
 
 
 @reports_problems

@@ -16,7 +16,7 @@ from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
-from speclab.models.names import LAB_TARGET
+from speclab.models.loading import LAB_TARGET
 from speclab.models.padded import sizes
 from speclab.present import report
 from speclab.present.pictures import plots
@@ -37,7 +37,6 @@ ALWAYS = {"repeats": 1, "temperature": "0,0.8"}
 ANSWER_TOKENS = 192  # of an answer to one of --texts, at most
 USUAL_DRAFTS = "model,ngram"
 LAB_DRAFTS = "model,feature,hybrid"  # of a comparison with the lab's own target
-OTHERS = ("eager", "padded")  # the short comparisons after that of the lab's own pair
 
 View = Callable[[], str]  # makes a text of a record
 Step = Callable[[], Path | None]  # prints or writes; for `files.write_all`
@@ -55,12 +54,9 @@ def run(docstring: str, argv: list[str] | None, functions: LoopFunctions | None 
         say(head(config))
     record, measured = _measure(args, config)
     where = [f"everything else: {shown(output.result('.md'))}", "why is mine not faster? docs/why-not-faster.md"]
-    pictures: list[Step] = [*plots.comparison(record, output.plots, output.name)]
-    for name in OTHERS:
-        if other := getattr(record, name):
-            pictures += plots.comparison(other, output.plots, f"{output.name}-{name}")
     text = functools.partial(screen, record, args.brief, where)
-    show(output, record, text, functools.partial(report.page, record, output.name), pictures)
+    page = functools.partial(report.page, record, output.name)
+    show(output, record, text, page, plots.comparison(record, output.plots, output.name))
     return max(map(exit_code, measured))
 
 
@@ -146,7 +142,7 @@ def head(config: RunConfig) -> str:
     drafts = [f"draft   {text}" for name, text in config.models().items() if name != "target"]
     size = f"up to {config.max_new_tokens} new tokens each, {timed(config.repeats)}, seed {config.seed}"
     chat = flags.describe_chat(config.prompts, config.setup.tokenizer)
-    about = [*config.functions.head(), *config.rule_lines(), f"prompts {len(config.prompts)}, {size}", ""]
+    about = [*config.functions.head(), f"prompts {len(config.prompts)}, {size}", ""]
     return "\n".join([config.setup.describe(), *drafts, *chat, *about])
 
 
@@ -154,12 +150,8 @@ def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[ComparisonRun
     run, measured = comparison.compare(config)
     if config.functions.look_at:
         config.functions.look_at(run, measured)
-    found = [measured]
-    for name, given in (
-        _others(config, run, [kind for kind in args.draft.split(",") if kind])
-        if args.others and not measured.interrupted
-        else ()
-    ):
+    found, kinds = [measured], [kind for kind in args.draft.split(",") if kind]
+    for name, given in _others(config, run, kinds) if args.others and not measured.interrupted else ():
         with kept_when_stopped(functools.partial(str, f"the lab's pair is measured, the {name} pair is not")) as stops:
             second = comparison.short_config(config, *given)
             note(f"now a short run, {name}: {', '.join(second.models().values())}")

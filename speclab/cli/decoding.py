@@ -30,10 +30,6 @@ from speclab.system.terminal import harmless, note, wants_colour
 
 DRAFT_LENGTH = 4
 NEW_TEXT = f"--- new text {'-' * 54}"  # the line between a prompt and what the target makes of it
-LOSSY = (
-    "LOSSY: with --rule {rule} the text leaves the target's distribution; how far it is off is measured by\n"
-    "python compare.py --rule {rule} --temperature {temperature:g}"
-)
 ORIGINS = {  # the colour of each origin, and what it means
     "accepted": ("32", "drafted and kept"),
     "corrected": ("35", "the target's own, in place of a rejected token"),
@@ -79,8 +75,9 @@ def run(
     print(decoded.speed())
     if drafter:
         print(report.counts_summary(decoded.counts, drafter.branches))
-        if rule_of(args.rule).law:
-            print(LOSSY.format(rule=args.rule, temperature=args.temperature))
+        if functions.rule.law:
+            how_far = f"python compare.py --rule {args.rule} --temperature {args.temperature:g}"
+            print(f"LOSSY: the texts leave the target's distribution; {how_far} says by how much")
         n_passes, one_by_one = decoded.counts.n_rounds + decoded.counts.n_replays, decoded.counts.n_emitted
         print(f"\n{decoded.n_tokens} tokens in {n_passes} passes of the target; one by one it takes {one_by_one}")
     return int(n_wrong > 0)

@@ -11,9 +11,10 @@ from speclab.core.rules import all_rules, rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
 from speclab.models import loading, prompts
-from speclab.models.names import ENGINES, LAB_TARGET, LAB_TEXTS
+from speclab.models.engine_choice import ENGINES
+from speclab.models.loading import LAB_TARGET
 from speclab.models.padded import sizes
-from speclab.models.prompts import Prompt
+from speclab.models.prompts import LAB_TEXTS, Prompt
 from speclab.models.setup import Setup, load_setup
 from speclab.system import cores
 from speclab.system.errors import UsageProblem
@@ -32,7 +33,6 @@ Group = argparse._ActionsContainer  # a parser, or a group of its flags
 def add_shared_flags(parser: argparse.ArgumentParser) -> None:
     group = add_model_flags(parser)
     group.add_argument("--device-map", choices=PLANS, metavar="PLAN", help=f"spread the weights: {', '.join(PLANS)}")
-    add_engine_flag(group)
     add_text_flags(parser)
 
 
@@ -45,12 +45,9 @@ def add_model_flags(parser: argparse.ArgumentParser) -> Group:  # for further fl
         group.add_argument(flag, choices=choices, default="auto", metavar="NAME", help=listed)
     threads = "CPU threads (default: OMP_NUM_THREADS, else one per core)"
     group.add_argument("--threads", type=at_least(1, 1024), metavar="N", help=threads)
-    return group
-
-
-def add_engine_flag(group: Group) -> None:
     engines = f"{', '.join(ENGINES)}; auto: c on a CPU, graphs on cuda, else eager"
     group.add_argument("--engine", choices=ENGINES, default="auto", metavar="NAME", help=engines)
+    return group
 
 
 def add_text_flags(parser: argparse.ArgumentParser) -> None:

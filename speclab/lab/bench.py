@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
@@ -76,7 +75,7 @@ class Bench:
         settings = DecodeSettings(budget, sampling, seed=self.seed * 1009 + stream)
         if not arm.speculative:
             return Decoding(arm, autoregressive_decode(target, ids, settings, self.setup.chunk), ids.shape[1], budget)
-        own = self._drafter(arm, ids, budget)
+        own = self._drafter(arm, prompt)
         drafter, how = self.functions.adapt(own, None), (ids, arm.draft_length, settings)
         if lengths:
             rounds = with_phases(self.functions, target, VariedLength(drafter, lengths, stream), *how)
@@ -96,15 +95,13 @@ class Bench:
             return self.max_new_tokens
         return max(2, n_before_repetition(self.whole_text(prompt)))
 
-    def whole_text(self, prompt: Prompt) -> list[int]:
-        """Return the target's greedy text of `max_new_tokens` tokens."""
-        return self._text(prompt.ids.to(self.setup.device), 0, self.max_new_tokens)
-
-    def _text(self, ids: Tensor, draft_length: int, n_tokens: int) -> list[int]:
-        """Return the target's greedy text of at least so many tokens. It is decoded once; no clock runs."""
-        key = (draft_length, *ids[0].tolist())
-        if len(self._texts.get(key, [])) < n_tokens:
-            target, settings = self.setup.target.with_own_cache(), DecodeSettings(n_tokens)
+    def whole_text(self, prompt: Prompt, draft_length: int = 0) -> list[int]:
+        """Return the target's greedy text of `max_new_tokens` tokens, made by passes over draft_length + 1 tokens. It
+        is decoded once; no clock runs."""
+        key = (draft_length, *prompt.id_list)
+        if key not in self._texts:
+            target, ids = self.setup.target.with_own_cache(), prompt.ids.to(self.setup.device)
+            settings = DecodeSettings(self.max_new_tokens)
             self._texts[key] = reference_text(speculative_decode, target, ids, draft_length, settings)
         return self._texts[key]
 
@@ -151,11 +148,11 @@ class Bench:
     def forget(self) -> None:
         self._own.clear()
 
-    def _drafter(self, arm: Arm, ids: Tensor, budget: int) -> Drafter:
+    def _drafter(self, arm: Arm, prompt: Prompt) -> Drafter:
         if arm not in self._own:
             self._own[arm] = copy.deepcopy(self.drafters[arm.draft])
             self._own[arm].forget()
         drafter = copy.deepcopy(self._own[arm])  # keeps what this arm has learned from the prompts before
         if drafter.needs_text:
-            drafter.take_text(self._text(ids, arm.draft_length, budget))
+            drafter.take_text(self.whole_text(prompt, arm.draft_length))
         return drafter

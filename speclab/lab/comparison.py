@@ -16,16 +16,15 @@ from speclab.drafts import registry
 from speclab.lab.harness import Measurement, measure, mixed
 from speclab.lab.known_texts import CostTable, calibrated, probs_of_texts, rounds_of_texts
 from speclab.lab.output_checks import judge
-from speclab.lab.rows import Predicted, rows_of
+from speclab.lab.rows import Predicted, noise_floors, rows_of
 from speclab.lab.run_config import RunConfig
 from speclab.models import prompts as texts
 from speclab.models.memory import USABLE, free_memory, is_mixture_of_experts, weights_read
 from speclab.models.padded import sizes
-from speclab.models.prompts import Prompt
 from speclab.models.setup import load_setup
 from speclab.models.timing import bandwidth, block_bytes
 from speclab.records.files import ComparisonRun
-from speclab.records.rows import BASELINE, BASELINE_REPEAT, GENERATE, LOOKUP, Arm, Noise, Row
+from speclab.records.rows import BASELINE, GENERATE, LOOKUP, Arm, Row
 from speclab.theory import attribution
 
 Result = TypeVar("Result")
@@ -53,16 +52,10 @@ def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement]:
 
 
 def measure_and_judge(
-    config: RunConfig,
-    arms: list[Arm],
-    instruments: dict[str, list[int]],
-    prompts: list[Prompt] | None = None,
-    max_new_tokens: int | None = None,
-    title: str = "measuring",
+    config: RunConfig, arms: list[Arm], instruments: dict[str, list[int]], title: str = "measuring"
 ) -> Measurement:
-    """Measure all arms over the prompts (None: the run's), and judge whether their texts are right."""
-    bench = config.bench(max_new_tokens)
-    measured = measure(bench, arms, config.temperatures, prompts or config.prompts, config.repeats, instruments, title)
+    """Measure all arms over the prompts of the run, and judge whether their texts are right."""
+    measured = measure(config.bench(), arms, config.temperatures, config.prompts, config.repeats, instruments, title)
     judge(measured)
     return measured
 
@@ -89,23 +82,18 @@ def comparison_record(config: RunConfig, measured: Measurement, costs: CostTable
             "n_cut": sum(bool(line.loops) for line in greedy) if greedy else None,
         },
         correctness=measured.correctness,
-        noise=[noise for temperature in config.temperatures if (noise := noise_at(measured, temperature))],
+        noise=noise_floors(measured.lines),
         costs=[
             {"drafter": config.method(draft), "temperature": temperature, "costs": draft_costs.to_json()}
             for (draft, temperature), draft_costs in costs.items()
         ],
-        rows=build_rows(config, measured, costs),
+        rows=build_rows(measured, costs),
         raw=[line.recorded() for line in measured.lines],
     )
 
 
-def build_rows(config: RunConfig, measured: Measurement, costs: CostTable) -> list[Row]:
-    return rows_of(measured.lines, config.common, predicted(measured, costs))
-
-
-def noise_at(measured: Measurement, temperature: float) -> Noise | None:
-    """Return the baseline's distance from itself on all prompts; None where it did not run twice."""
-    return attribution.noise_floor(measured.of(BASELINE, temperature), measured.of(BASELINE_REPEAT, temperature))
+def build_rows(measured: Measurement, costs: CostTable) -> list[Row]:
+    return rows_of(measured.lines, predicted(measured, costs))
 
 
 def predicted(measured: Measurement, costs: CostTable) -> Predicted:
@@ -128,7 +116,7 @@ def predicted(measured: Measurement, costs: CostTable) -> Predicted:
         accept_probs = rounds = None
         if drafter.parts == (drafter,):  # the text alone decides what is proposed at a place; for others rounds count
             accept_probs = functools.partial(probs, arm.draft, *place)
-        elif line.temperature == 0:
+        elif line.temperature == 0 and all(part.pass_share == 1 for part in drafter.parts):  # the target does not draft
             rounds = functools.partial(rounds_along, arm, line.prompt_index)
         own = costs[arm.draft, line.temperature]
         found[arm, *place] = attribution.price(line, baseline[place], own, accept_probs, rounds, lookup_costs)

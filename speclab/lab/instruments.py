@@ -18,9 +18,8 @@ from transformers import PreTrainedModel
 from speclab.core.accept import accept_from_logits
 from speclab.core.clock import give_back, mark, seconds_between
 from speclab.core.drafter import Drafter, Wrapper
-from speclab.core.rounds import AcceptRule, Draft, Round, Target
+from speclab.core.rounds import AcceptRule, Draft, Round
 from speclab.core.rules import TOKEN, Rule
-from speclab.core.sampling import Sampling
 from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.theory.costs import PHASES
 
@@ -54,8 +53,10 @@ class LoopFunctions:
         return self if rule.name in (TOKEN.name, self.rule.name) else replace(self, accept=rule.accept, rule=rule)
 
     def head(self) -> list[str]:
-        """Return the line about these functions in the head of a run; none for the lab as it is."""
-        return [f"impl    {self.about}"] if self.about else []
+        """Return the lines about these functions in the head of a run; none for the lab as it is."""
+        lossy = "LOSSY, the texts do not follow the target's distribution: " if self.rule.law else ""
+        rule = f"rule    {self.rule.name}: {lossy}{self.rule.line}"
+        return [f"impl    {self.about}"] * bool(self.about) + [rule] * (self.rule.name != TOKEN.name)
 
     def rounds(self, target: CachedModel, drafter: Drafter, *args) -> Iterator[Round]:
         """Yield the rounds of one decoding; `args` are the loop's further ones: prompt, draft length, settings."""
@@ -63,18 +64,15 @@ class LoopFunctions:
 
     def on_target(self, rounds: Iterator[Round], target: CachedModel) -> Iterator[Round]:
         """Yield the same rounds of a decoding with this target, each with the passes that its rollback took. The rule
-        `keeps` rolls the target back in them, and its own rule elsewhere."""
+        `keeps` rolls the target back in them, and its own rule afterwards."""
+        own, target.keeps = target.keeps, self.keeps
         n_before = 0  # a decoding begins with a prompt, from which on the target counts
-        while True:
-            own, target.keeps = target.keeps, self.keeps
-            try:
-                round_ = next(rounds, None)
-            finally:
-                target.keeps = own
-            if round_ is None:
-                return
-            n_replays, n_before = target.n_replays - n_before, target.n_replays
-            yield round_._replace(n_replays=n_replays) if n_replays else round_
+        try:
+            for round_ in rounds:
+                n_replays, n_before = target.n_replays - n_before, target.n_replays
+                yield round_._replace(n_replays=n_replays) if n_replays else round_
+        finally:
+            target.keeps = own
 
 
 class PhaseSeconds(UserDict[str, float]):
@@ -146,17 +144,11 @@ class VariedLength(Wrapper):
         self.drafter, self._lengths, self._random = drafter, lengths, random.Random(seed)
         self._left: list[int] = []
 
-    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        self.drafter.prefill(target, prompt, sampling)
-
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         if not self._left:
             self._left = self._random.sample(self._lengths, len(self._lengths))
         length = min(k, self._left.pop())
         return self.drafter.propose(length, uniforms[:, :length])
-
-    def observe(self, n_accepted: int, committed: list[int]) -> None:
-        self.drafter.observe(n_accepted, committed)
 
 
 def noisy(model: PreTrainedModel, amount: float, seed: int) -> PreTrainedModel:

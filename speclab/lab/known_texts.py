@@ -67,15 +67,13 @@ class KnownText:
     `CachedModel.fast`, and the backend of one decoding, too. prompt: (1, prompt length) ids. text: the new ones."""
 
     name = "known text"
-    n_replays = n_single = 0
+    n_replays = 0
 
     def __init__(self, target: CachedModel, prompt: Tensor, text: Iterable[int]):
         self._model, self._n_ids = target.model, target.vocab_size
         self._ids = torch.cat([prompt, torch.tensor([list(text)], device=prompt.device)], dim=1)
         # The cache may hold something else in the place of the prompt.
         self._offset = prompt.shape[1] - target.room.length_after(prompt.shape[1])
-        self._states: dict[int, Tensor] = {}  # by layer the target's for all tokens of the text
-        self._ahead: list[int] = []  # tokens that the first layers were run over, behind those in the cache
         self._last = slice(0, 0)  # places of the tokens of the last pass
 
     def start(self, hidden_layers: Iterable[int] = ()) -> "KnownText":
@@ -98,36 +96,23 @@ class KnownText:
 
     def crop(self, n_tokens: int, length: int) -> None: ...
 
-    def forward_first(self, tokens: Tensor, length: int, n_layers: int) -> Tensor:
-        """Where a drafted token is not the text's, the first layers run over all that comes before it."""
-        before = length - len(self._ahead)
-        self._ahead += tokens[0].tolist()
-        end, rows = before + len(self._ahead), slice(length, length + tokens.shape[1])
-        if self._ahead == self._ids[0, before:end].tolist():
-            return self._states_of(n_layers - 1)[:, rows]
-        ids = torch.cat([self._ids[:, :before], self._ids.new_tensor([self._ahead])], dim=1)
-        return target_pass(self._model, ids, (n_layers - 1,))[0][:, rows]
-
-    def forward_rest(self, states: Tensor, length: int, n_layers: int) -> Tensor:
-        return self._read(length, states.shape[1])
-
     @property
     def hidden(self) -> dict[int, Tensor]:
         """Return the states of the tokens of the last pass; of those that the text does not have they mean nothing."""
-        with torch.inference_mode():
-            return {layer: self._states_of(layer)[:, self._last] for layer in self._hidden_layers}
+        return {layer: states[:, self._last] for layer, states in self._states.items()}
 
-    def _states_of(self, layer: int) -> Tensor:
-        if layer not in self._states:
-            wanted = tuple({*self._hidden_layers, layer})
-            outputs = target_pass(self._model, self._ids, wanted)[0].chunk(len(wanted), dim=-1)
-            self._states = dict(zip(wanted, outputs, strict=True))
-        return self._states[layer]
+    @functools.cached_property
+    def _states(self) -> dict[int, Tensor]:
+        """By layer the states of all tokens of the text."""
+        layers = self._hidden_layers
+        with torch.inference_mode():
+            outputs = target_pass(self._model, self._ids, layers)[0].chunk(len(layers), dim=-1)
+        return dict(zip(layers, outputs, strict=True))
 
     def _read(self, start: int, n: int, places: Tensor | None = None) -> Tensor:
         """Return logits of the tokens at these places, or from `start` on. Where a token is not the text's they mean
         nothing, and no rule looks."""
-        self._ahead, self._last = [], slice(start, start + n)
+        self._last = slice(start, start + n)
         places = torch.arange(start, start + n, device=self._ids.device) if places is None else places
         following = nn.functional.pad(self._ids, (0, n + 1))[:, places + 1]
         return nn.functional.one_hot(following, self._n_ids).float()

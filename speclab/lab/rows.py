@@ -1,9 +1,8 @@
 """Makes the rows of a record from what was decoded. This is the only place where a measurement becomes a ratio."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 from speclab.core.counts import Counts
 from speclab.records.rows import BASELINE, BASELINE_REPEAT, SUMS, Arm, Decoded, Noise, Row
@@ -14,16 +13,14 @@ Predicted = Mapping[tuple[Arm, float, int], PredictedSeconds]  # by arm, tempera
 NOTHING: Predicted = MappingProxyType({})
 
 
-def rows_of(decoded: list[Decoded], common: dict[str, Any], predicted: Predicted = NOTHING) -> list[Row]:
+def rows_of(decoded: list[Decoded], predicted: Predicted = NOTHING) -> list[Row]:
     """Return the row of every arm at every temperature, for all prompts and for each kind of them, beside the baseline
     of as many texts at a time.
 
-    common: target, device and dtype. predicted: what the costs say of each arm and prompt; without it rows have no
-    predictions.
+    predicted: what the costs say of each arm and prompt; without it rows have no predictions.
     """
     rows = []
-    for temperature, n_texts in dict.fromkeys((one.temperature, one.n_texts) for one in decoded):
-        alike = [one for one in decoded if (one.temperature, one.n_texts) == (temperature, n_texts)]
+    for alike in _groups(decoded):
         kinds = list(dict.fromkeys(one.prompt_kind for one in alike))
         for kind in ["all", *kinds] if len(kinds) > 1 else ["all"]:
             by_arm: dict[Arm, list[Decoded]] = {}
@@ -32,16 +29,30 @@ def rows_of(decoded: list[Decoded], common: dict[str, Any], predicted: Predicted
                     by_arm.setdefault(one.arm, []).append(one)
             baseline = by_arm[BASELINE]
             floor = noise_floor(baseline, by_arm.pop(BASELINE_REPEAT, []))
-            rows += [row_of(arm, own, baseline, common, kind, floor, predicted) for arm, own in by_arm.items()]
+            rows += [row_of(own, baseline, kind, floor, predicted) for own in by_arm.values()]
     return rows
 
 
+def noise_floors(decoded: list[Decoded]) -> list[Noise]:
+    """Return the distance of the baseline from itself on all prompts, for each temperature and number of texts at a
+    time at which it ran twice."""
+    both = (BASELINE, BASELINE_REPEAT)
+    pairs = ([[one for one in alike if one.arm == arm] for arm in both] for alike in _groups(decoded))
+    return [floor for pair in pairs if (floor := noise_floor(*pair))]
+
+
+def _groups(decoded: list[Decoded]) -> Iterable[list[Decoded]]:
+    """Return what was decoded, group by group: at each temperature, as many texts at a time."""
+    groups: dict[tuple[float, int], list[Decoded]] = {}
+    for one in decoded:
+        groups.setdefault((one.temperature, one.n_texts), []).append(one)
+    return groups.values()
+
+
 def row_of(
-    arm: Arm,
     decoded: list[Decoded],
     baseline: list[Decoded],
-    common: dict[str, Any],
-    kind: str,
+    kind: str = "all",
     floor: Noise | None = None,
     predicted: Predicted = NOTHING,
 ) -> Row:
@@ -52,7 +63,8 @@ def row_of(
     """
     by_prompt = {one.prompt_index: one for one in decoded}
     pairs = [(b, by_prompt[b.prompt_index]) for b in baseline if b.prompt_index in by_prompt]
-    own, counts, total, temperature = [s for _, s in pairs], Counts(), PredictedSeconds(), decoded[0].temperature
+    own, counts, total = [s for _, s in pairs], Counts(), PredictedSeconds()
+    arm, temperature = decoded[0].arm, decoded[0].temperature
     for one in own:
         counts.merge(one.counts)
         total += predicted.get((arm, temperature, one.prompt_index), PredictedSeconds())
@@ -75,11 +87,8 @@ def row_of(
         **{name: getattr(counts, name) for name in SUMS},
         n_replays=counts.n_replays or None,
         n_texts=decoded[0].n_texts,
-        **common,
         n_prompts=len(pairs),
-        n_tokens=counts.n_emitted,
         seconds=seconds,
-        prefill_seconds=prefill,
         tokens_per_second=counts.n_emitted / seconds,
         speedup=before / seconds,
         speedup_low=low,

@@ -30,12 +30,8 @@ class RunConfig:
     seed: int
     functions: LoopFunctions = SPECULATIVE
 
-    @property
-    def common(self) -> dict:
-        return {name: self.setup.recorded[name] for name in ("target", "device", "dtype")}
-
-    def bench(self, max_new_tokens: int | None = None) -> Bench:
-        return Bench(self.setup, self.drafters, max_new_tokens or self.max_new_tokens, self.seed, self.functions)
+    def bench(self) -> Bench:
+        return Bench(self.setup, self.drafters, self.max_new_tokens, self.seed, self.functions)
 
     def arms(self) -> list[Arm]:
         """Return the arms: the baseline, then every draft at every length."""
@@ -61,15 +57,6 @@ class RunConfig:
         models = [name for name, drafter in self.drafters.items() if drafter.is_model]
         auto = AUTO * name.endswith(AUTO)
         return f"model{auto}" if [name.removesuffix(AUTO)] == models else name
-
-    def rule_lines(self) -> list[str]:
-        """Return lines about the rule for the head of the run; none for the token rule."""
-        rule = self.functions.rule
-        if rule.name == TOKEN.name:
-            return []
-        lossy = "LOSSY: the texts do not follow the target's distribution; no row has a forecast"
-        why = lossy if rule.law else f"{rule.line}; sampled rows of models have no forecast"
-        return [f"rule    {rule.name}: {why}"]
 
     def models(self) -> dict[str, str]:
         lines = {"target": loading.describe_model(self.setup.target_name, self.setup.target.model)}

@@ -271,7 +271,7 @@ def limit_line(run: ComparisonRun) -> str | None:
     ]
     if baseline is None or not whole or not run.bandwidth or run.weight_bytes is None:
         return None
-    step = baseline.seconds / max(1, baseline.n_tokens)
+    step = baseline.seconds / max(1, baseline.n_emitted)
     share = min(1.0, run.weight_bytes / run.bandwidth / step)
     row = min(whole, key=lambda row: abs(row.draft_length - 4))  # five tokens, where there is such a row
     wide, limit = row.verify_cost or 0.0, ""

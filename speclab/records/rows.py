@@ -168,13 +168,8 @@ class Row(ArmCounts):
     The fields from `draft_cost` on are None until speclab/theory/attribution.py knows the costs.
     """
 
-    target: str
-    device: str
-    dtype: str
     n_prompts: Count
-    n_tokens: Count
     seconds: Amount  # of decoding, prefill apart
-    prefill_seconds: Amount
     tokens_per_second: Amount
     speedup: Amount
     speedup_low: float | None

@@ -10,9 +10,7 @@ from benchmarks import experts
 from benchmarks.experts import Bytes, bytes_ratio, count_added, expected_union, pass_seconds, with_experts
 from speclab.models.cached import CachedModel
 from speclab.models.checking.checks import check_model
-from speclab.models.padded import padding
 from speclab.records import files
-from speclab.system.errors import EnvironmentProblem
 from tests.benchmarks.test_benchmarks import call  # noqa: F401 - a fixture
 from tests.llamas import VOCAB, tiny_llama
 
@@ -91,12 +89,6 @@ def test_a_pass_is_made_of_passes_without_experts():
     assert pass_seconds(widths, dense, read, 2, 2, 1) == pytest.approx(0.4 + 2 * 0.6)
     # 4 tokens, 2 experts each, all 4 of them: 2 tokens for each; the rest is a pass over 4
     assert pass_seconds(widths, dense, read, 2, 4, 4) == pytest.approx(0.4 * 2.0 + 4 * 0.6 * 1.0)
-
-
-def test_memory_is_asked_first(monkeypatch):
-    monkeypatch.setattr(padding, "free_memory", lambda device: 10)
-    with pytest.raises(EnvironmentProblem, match=r"e4k2 needs .* GB .*; use a smaller one"):
-        mixed_llama(4, 2)
 
 
 @pytest.mark.full

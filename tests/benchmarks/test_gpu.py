@@ -12,7 +12,6 @@ from benchmarks.peers import __main__ as peers
 from benchmarks.peers import page as peers_page
 from speclab.cli import compare
 from speclab.records.files import ComparisonRun, read
-from speclab.system.errors import UsageProblem
 
 SAVES = """
 import time
@@ -135,16 +134,12 @@ def test_the_headline_comes_first(tmp_path):
     assert "float32" in stages[3].command
 
 
-def test_folders_are_named_in_full_and_apart(pair_folder, tmp_path, monkeypatch):
+def test_folders_are_named_in_full(pair_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(pair_folder)
     first, *_ = planned(tmp_path, "--sizes", "target,lab", "--draft", "draft")
     assert str(pair_folder / "target") in first.command
     assert f"{pair_folder / 'draft'},ngram" in first.command
     assert "gpu-target" in first.command
-    (tmp_path / "target").symlink_to(pair_folder / "target")
-    for sizes in (f"target,{tmp_path / 'target'}", ","):
-        with pytest.raises(UsageProblem, match="different names"):
-            planned(tmp_path, "--sizes", sizes)
 
 
 KINDS = {"-roofline": roofline.RooflineRun, "-peers": peers_page.PeersRun, "": ComparisonRun}

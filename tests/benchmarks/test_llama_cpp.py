@@ -18,6 +18,7 @@ from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.records import files
 from speclab.system.errors import EnvironmentProblem
+from tests.benchmarks.test_benchmarks import TEXTS, call  # noqa: F401 - a fixture
 from tests.decoding import plain_text
 
 PLAIN = """\
@@ -131,7 +132,6 @@ else:
     out.write(("\\n\\n" + prompt + text + "\\n\\n\\n\\n").encode())
     err.write({SPECULATIVE!r})
 """
-TEXTS = [("code", "def f(x):\n    return x + 1"), ("prose", "return x"), ("copy", "x + 1, x + 1, x + 1,")]
 BUDGET = 12
 
 
@@ -144,7 +144,6 @@ def programs(tmp_path, pair_folder, tokenizer, monkeypatch):
         (folder / name).write_text(STAND_IN)
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(prompts, "standard", lambda: TEXTS)
     target = CachedModel(
         AutoModelForCausalLM.from_pretrained(pair_folder / "target", dtype=torch.float32), len(tokenizer)
     )
@@ -161,32 +160,29 @@ def programs(tmp_path, pair_folder, tokenizer, monkeypatch):
 
 
 @pytest.fixture
-def run(pair_folder, tmp_path, capsys):
-    def call(*words):
-        models = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "draft")]
-        size = ["--threads", "1", "--engine", "eager", "--repeats", "1", "-k", "2", "--max-new-tokens", str(BUDGET)]
-        code = peers.main([*models, *size, "--out-dir", str(tmp_path), *words])
-        return (code, *capsys.readouterr())
-
-    return call
+def run(call, pair_folder):  # noqa: F811
+    words = ["--draft", str(pair_folder / "draft"), "--repeats", "1", "-k", "2", "--max-new-tokens", str(BUDGET)]
+    return lambda *more: call(peers, *words, *more)
 
 
 def test_its_programs_run_with_the_same_pair_prompts_k_and_threads(run, programs, tmp_path):
     code, out, _ = run()
     assert code == 0
     made = files.read(tmp_path / "results" / "local-peers.json", peers_page.PeersRun)
-    assert {(t.method, t.draft_length) for t in made.raw} >= {("llama.cpp", 0), ("llama.cpp", 2)}
+    methods = {(t.method, t.draft_length) for t in made.raw}
+    assert methods >= {("llama.cpp", 0), ("llama.cpp", 2), ("model", 2), ("assisted", 2), ("ngram", 2), ("lookup", 2)}
+    assert all(check["passed"] and check["n_prompts"] == 3 for check in made.correctness)
     assert made.models["llama.cpp"].startswith("9 (stand-in)")
     checks = {check["arm"]: check for check in made.correctness}
     assert checks["llama.cpp"]["differences"] == checks["llama.cpp k=2"]["differences"] == []
     assert "Against llama.cpp" in out
     calls = [json.loads(line) for line in (programs[2] / "calls.txt").read_text().splitlines()]
-    spoken = [call for call in calls if call[0] == llama_cpp.SPECULATIVE]
+    spoken = [words for words in calls if words[0] == llama_cpp.SPECULATIVE]
     assert len(spoken) == len(TEXTS) + 1, "and one to warm up"
-    for call in spoken:
-        assert call[call.index("--spec-draft-n-max") + 1] == "2"
-        assert call[call.index("-t") + 1] == "1"
-        assert call[call.index("--temp") + 1] == "0"
+    for words in spoken:
+        assert words[words.index("--spec-draft-n-max") + 1] == "2"
+        assert words[words.index("-t") + 1] == "1"
+        assert words[words.index("--temp") + 1] == "0"
 
 
 def test_other_ids_of_a_prompt_leave_it_out_with_a_note(run, programs):
@@ -204,7 +200,6 @@ def test_other_ids_of_a_prompt_leave_it_out_with_a_note(run, programs):
 
 def test_without_its_programs_it_is_left_out(run, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(prompts, "standard", lambda: TEXTS)
     code, out, err = run("--llama-cpp")
     assert (code, out) == (3, "")
     assert "llama-speculative-simple" in err

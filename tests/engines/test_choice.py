@@ -105,6 +105,13 @@ def loses_its_last_key(backend: c_pass.CBackend, n_tokens: int, length: int) -> 
             keys.zero_()
 
 
+def test_a_copy_of_the_weights_needs_room(monkeypatch):
+    monkeypatch.setattr(engine_choice, "free_memory", lambda device: 1000)
+    fast, why = engine_choice.choose(float32(), "c")
+    assert fast is None
+    assert "memory has no room for a copy" in why
+
+
 def test_the_model_itself_is_left_as_it_was():
     """Weights are packed as copies; checks and `generate` go on using the model."""
     model = float32("qwen2")
@@ -115,7 +122,7 @@ def test_the_model_itself_is_left_as_it_was():
 
 @pytest.mark.parametrize("mutant", [one for one in ENGINES if one.refused], ids=lambda one: one.what)
 def test_the_check_at_load_refuses_a_pass_that_is_wrong(mutant, monkeypatch):
-    """Mistakes that a chain of tokens shows. Trees have a check of their own (speclab/extensions/trees/checks.py)."""
+    """Mistakes that a chain of tokens shows. Trees have a check of their own (speclab/extensions/trees/register.py)."""
     model = tiny_case(mutant.refused)
     assert engine_choice.build(model)[0] is not None
     for name in dict.fromkeys([mutant.apply.name, c_pass.__name__]):

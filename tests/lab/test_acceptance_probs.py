@@ -28,13 +28,12 @@ from speclab.models.prompts import Prompt
 from speclab.records.rows import BASELINE, Arm
 from speclab.theory import ladder
 from speclab.theory.forecast import forecast
-from tests.decoding import Noted, plain_text, speculative_rounds
+from tests.decoding import plain_text, speculative_rounds
 from tests.lab.test_harness import Machine, finish, make_bench, make_prompt
 from tests.tiny_models import PlainTransformer, perturbed
 
 BUDGET = 40
 LONGEST = 8
-COMMON = {"target": "tiny", "device": "cpu", "dtype": "float64"}
 
 
 def pair_of(vocab: int) -> tuple:
@@ -49,15 +48,13 @@ def bench() -> Bench:
 
 def said(bench: Bench, prompt: Prompt, sampling: Sampling = Sampling(), seed: int = 0) -> list[int]:
     """The baseline's text."""
-    generator = torch.Generator().manual_seed(seed)
-    return plain_text(bench.setup.target, prompt.ids, bench.max_new_tokens, sampling, generator)
+    return plain_text(bench.setup.target, prompt.ids, bench.max_new_tokens, sampling, seed=seed)
 
 
 def decoded(bench: Bench, draft: str, prompt: Prompt, k: int, sampling=Sampling(), seed: int = 0):
     """One speculative decoding.  -> its text and counts"""
-    counts, generator = Counts(), torch.Generator().manual_seed(seed)
-    target, size = bench.setup.target, (k, bench.max_new_tokens)
-    rounds = list(speculative_rounds(target, bench.drafters[draft], prompt.ids, *size, sampling, generator))
+    counts, target, size = Counts(), bench.setup.target, (k, bench.max_new_tokens)
+    rounds = list(speculative_rounds(target, bench.drafters[draft], prompt.ids, *size, sampling, seed))
     for round_ in rounds:
         counts.add(round_)
     return tokens_of(rounds), counts
@@ -110,26 +107,6 @@ def test_a_token_without_mass_does_not_break_the_probabilities(bench):
     assert set(np.asarray(found[0]).tolist()) <= {0.0, 1.0}
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8)], ids=str)
-def test_acceptance_probabilities_of_prompt_lookup_are_what_it_really_proposes(bench, sampling):
-    """In a decoding, state by state: proposals of another length than k, empty ones, and wrong ones included."""
-    kinds = set()
-    for seed in range(6):
-        prompt, drafter = make_prompt(seed), Noted(NgramDrafter())
-        generator = torch.Generator().manual_seed(seed)
-        rounds = speculative_rounds(bench.setup.target, drafter, prompt.ids, LONGEST, BUDGET, sampling, generator)
-        text = tokens_of(rounds)
-        found = accept_probs(bench, "ngram", prompt, text, sampling, LONGEST)
-        assert len(found) == len(text)
-        for t, draft in zip(drafter.places, drafter.drafts, strict=True):
-            right = [float(a == b) for a, b in zip(draft.tokens[0].tolist(), text[t:], strict=False)]
-            k = min(LONGEST, BUDGET - t - 1)
-            assert list(found[t])[:k] == right
-            kinds |= {"none" if not right else "short" if len(right) < k else "whole"}
-            kinds |= {"right" if chance else "wrong" for chance in right}
-    assert kinds == {"none", "short", "whole", "right", "wrong"}
-
-
 def test_acceptance_probabilities_of_the_dial_are_its_accuracy(bench):
     text = said(bench, make_prompt())
     found = accept_probs(bench, "dial", make_prompt(), text, Sampling(), LONGEST)
@@ -163,14 +140,14 @@ def test_greedy_forecast_is_exact(bench, draft):
         for k in range(LONGEST + 1):
             spoken, counts = decoded(bench, draft, prompt, k)
             assert spoken == text
-            expected = forecast(rows, BUDGET, k)
+            expected = forecast(rows, k)
             assert (expected.n_rounds, expected.n_drafted, expected.n_accepted, expected.n_tested) == (
                 counts.n_rounds,
                 counts.n_drafted,
                 counts.n_accepted,
                 counts.n_accepted + counts.n_rejected,
             ), f"k = {k}, prompt {seed}"
-            assert expected.n_emitted == counts.n_emitted == BUDGET - 1
+            assert counts.n_emitted == BUDGET - 1
             total.merge(counts)
     assert total.n_accepted > 50
     assert total.n_rejected > 50
@@ -187,7 +164,7 @@ def test_sampled_forecast_holds_on_average():
     bench, prompt, sampling, k, n = make_bench(pair_of(5), 12), make_prompt(5, n=12, vocab=5), Sampling(0.7), 3, 100
 
     def expected(text: list[int]) -> np.ndarray:
-        found = forecast(accept_probs(bench, "model", prompt, text, sampling, k), 12, k)
+        found = forecast(accept_probs(bench, "model", prompt, text, sampling, k), k)
         return np.array([found.n_rounds, found.n_drafted, found.n_accepted])
 
     forecasts = np.array([expected(said(bench, prompt, sampling, seed)) for seed in range(n)])  # (n, 3)
@@ -244,10 +221,6 @@ def priced(monkeypatch):
     return bench, machine
 
 
-def rows_of(found: Measurement, costs: dict) -> list:
-    return build_rows(SimpleNamespace(common=COMMON), found, costs)
-
-
 ARMS = [BASELINE, *(Arm(name, name, k) for name in ("model", "ngram") for k in (0, 2, 4))]
 TOOLS = {name: [0, 1, 2, 3, 4, 2, 4] for name in ("model", "ngram")}
 
@@ -277,7 +250,7 @@ def test_on_a_machine_that_keeps_its_prices_predictions_are_measurements(priced)
     bench, _ = priced
     prompts = [make_prompt(seed, "code" if seed % 2 else "prose") for seed in range(3)]
     found = measure(bench, ARMS, [0.0, 0.7], prompts, 1, TOOLS)
-    rows = rows_of(found, calibrated(found))
+    rows = build_rows(found, calibrated(found))
     speculative = [row for row in rows if row.draft]
     assert len(speculative) == 6 * 2 * len({row.prompt_kind for row in rows})
     for row in speculative:
@@ -301,6 +274,6 @@ def test_a_draft_that_found_nothing_leaves_the_other_rows_their_prices(bench):
     arms = [BASELINE, Arm("ngram", "ngram", 2), Arm("model", "model", 2)]
     tools = {"ngram": [0, 1, 2, 2, 2], "model": [0, 1, 2, 2, 2]}
     found = measure(small, arms, [0.0], [text], 1, tools)
-    rows = rows_of(found, calibrated(found))
+    rows = build_rows(found, calibrated(found))
     priced = {row.method: row.accounting for row in rows if row.draft and row.prompt_kind == "all"}
     assert priced["model"] is not None

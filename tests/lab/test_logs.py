@@ -8,23 +8,17 @@ from speclab.records.files import ComparisonRun
 from speclab.records.rows import Row
 from tests.present.made import COMPARISONS
 
-NAMES = ("method", "draft", "draft_length", "temperature", "prompt_kind", "target", "device", "dtype")
-COUNTS = ("n_prompts", "n_tokens", "n_rounds", "n_drafted", "n_accepted", "n_rejected", "n_emitted", "n_replays")
-RATIOS = (
-    *("acceptance_rate", "drafted_fraction", "tokens_per_round", "book_formula", "book_formula_drafted_fraction"),
-    *("lossy_rule", "total_variation"),
-)
-OF_CLOCK = (
-    *("seconds", "prefill_seconds", "tokens_per_second"),
-    *("speedup", "speedup_low", "speedup_high", "speedup_with_prefill"),
-)
+NAMES = ("method", "draft", "draft_length", "temperature", "prompt_kind")
+COUNTS = ("n_prompts", "n_rounds", "n_drafted", "n_accepted", "n_rejected", "n_emitted", "n_replays")
+RATIOS = ("acceptance_rate", "drafted_fraction", "tokens_per_round", "book_formula", "book_formula_drafted_fraction")
+RATIOS += ("lossy_rule", "total_variation")
+OF_CLOCK = ("seconds", "tokens_per_second", "speedup", "speedup_low", "speedup_high", "speedup_with_prefill")
 
 
 def pairs_of(run: ComparisonRun) -> list[tuple[Row, Row]]:
     """Every row of a record, beside the same row computed from its log; those of the padded pair, too."""
     rows = [row for row in run.rows if row.prompt_kind != "not looping"]  # which only older records have
-    common = {name: run.settings[name] for name in ("target", "device", "dtype")}
-    pairs = list(zip(rows, rows_of(run.raw, common), strict=True))
+    pairs = list(zip(rows, rows_of(run.raw), strict=True))
     return pairs + (pairs_of(run.padded) if run.padded else [])
 
 

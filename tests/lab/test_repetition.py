@@ -8,7 +8,7 @@ from speclab.core.sampling import GREEDY
 from speclab.lab.bench import n_before_repetition
 from speclab.lab.harness import measure
 from speclab.models import prompts
-from speclab.models.names import LAB_TARGET
+from speclab.models.loading import LAB_TARGET
 from speclab.records.rows import BASELINE, GENERATE, Arm
 from tests.lab.test_harness import finish, make_bench, make_prompt
 from tests.tiny_models import VOCAB, perturbed, tiny
@@ -78,6 +78,6 @@ def test_the_screen_says_what_was_cut(run):
     words = ("--target", LAB_TARGET, "--draft", "ngram", "-k", "2", "--max-new-tokens", "44", "--alone")
     ran = run(*words, texts=texts)
     assert (ran.code, ran.record.prompts["n_cut"]) == (0, 2)
-    n_tokens = {row.temperature: row.n_tokens for row in ran.record.rows if row.draft and row.prompt_kind == "all"}
+    n_tokens = {row.temperature: row.n_emitted for row in ran.record.rows if row.draft and row.prompt_kind == "all"}
     assert n_tokens[0.8] == 3 * 43 > n_tokens[0.0]
     assert "lab pair, eager: 2 of 3 greedy texts" in " ".join(ran.out.split())

@@ -5,11 +5,10 @@ import pytest
 from speclab.core.counts import Counts
 from speclab.lab.rows import row_of
 from speclab.records import files
-from speclab.records.rows import BASELINE, GENERATE, Arm, Decoded, RoundCounts, Row
+from speclab.records.rows import BASELINE, GENERATE, Arm, Decoded, RoundCounts
 from speclab.theory.attribution import PredictedSeconds
 
 MODEL = Arm("model", "model", 2)
-COMMON = {"target": "t", "device": "cpu", "dtype": "float32"}
 TEXT = list(range(11))  # one token from prefill, ten decoded
 FIVE = {"n_rounds": 5, "n_drafted": 10, "n_accepted": 5, "n_rejected": 4, "n_emitted": 10}  # of two drafts each
 
@@ -22,17 +21,13 @@ def sample(arm: Arm, index: int, *seconds: float, prefill: float = 0.5, **counts
     return made
 
 
-def row(own: list[Decoded], baseline: list[Decoded]) -> Row:
-    return row_of(own[0].arm, own, baseline, COMMON, "all")
-
-
 def test_row_computes_ratios_from_counts_and_seconds():
     """The speedup is a ratio of sums, never a mean of ratios (which would be 2.5 here), and prefill stays outside."""
     baseline = [sample(BASELINE, i, s) for i, s in enumerate((1.0, 4.0, 50.0))]  # the draft has not finished the third
-    made = row([sample(MODEL, i, 1.0, prefill=0.7, **FIVE | {"n_rejected": 5 - 2 * i}) for i in (0, 1)], baseline)
+    made = row_of([sample(MODEL, i, 1.0, prefill=0.7, **FIVE | {"n_rejected": 5 - 2 * i}) for i in (0, 1)], baseline)
     expected = {
-        "speedup": 5 / 2, "speedup_with_prefill": (5 + 2 * 0.5) / (2 + 2 * 0.7), "seconds": 2.0, "prefill_seconds": 1.4,
-        "n_tokens": 20, "tokens_per_second": 10.0, "tokens_per_round": 2.0, "acceptance_rate": 10 / 18,
+        "speedup": 5 / 2, "speedup_with_prefill": (5 + 2 * 0.5) / (2 + 2 * 0.7), "seconds": 2.0,
+        "n_emitted": 20, "tokens_per_second": 10.0, "tokens_per_round": 2.0, "acceptance_rate": 10 / 18,
         "drafted_fraction": 0.5, "book_formula": 1 / (1 - 10 / 18 + 10 / 36), "n_rounds": 10, "n_drafted": 20,
         "book_formula_drafted_fraction": 1 / (1 - 1 / 2 + 1 / 4), "n_accepted": 10, "n_rejected": 8,
     }  # fmt: skip
@@ -45,20 +40,20 @@ def test_interval_resamples_prompts_with_their_repeats_inside():
     """Two repeats of three prompts are three pairs of sums; the ratio of each pair is 2, so the interval is a point."""
     baseline = [sample(BASELINE, i, 1.0 + i, 3.0 + i) for i in range(3)]
     fast = [sample(MODEL, i, 1.5 + i, 0.5, **FIVE) for i in range(3)]
-    made = row(fast, baseline)
+    made = row_of(fast, baseline)
     assert (made.speedup_low, made.speedup, made.speedup_high) == pytest.approx((2.0, 2.0, 2.0))
-    assert (made.n_prompts, made.n_tokens, made.verdict) == (3, 60, "faster")
-    wider = row([sample(MODEL, 0, 0.5, 1.0, **FIVE), *fast[1:]], baseline)
+    assert (made.n_prompts, made.n_emitted, made.verdict) == (3, 60, "faster")
+    wider = row_of([sample(MODEL, 0, 0.5, 1.0, **FIVE), *fast[1:]], baseline)
     assert wider.speedup_low < wider.speedup < wider.speedup_high
 
 
 def test_plain_rows():
     """The baseline is the yardstick. The library's loop cannot be split, so the baseline's prefill counts as well."""
     baseline = [sample(BASELINE, i, 1.0 + i) for i in range(3)]
-    made = row(baseline, baseline)
+    made = row_of(baseline, baseline)
     assert (made.speedup_low, made.speedup, made.speedup_high, made.speedup_with_prefill) == pytest.approx([1.0] * 4)
     assert made.draft is made.tokens_per_round is made.book_formula is made.verdict is None
-    theirs = row([sample(GENERATE, i, 1.25, prefill=0.0) for i in range(3)], baseline)
+    theirs = row_of([sample(GENERATE, i, 1.25, prefill=0.0) for i in range(3)], baseline)
     assert theirs.speedup == theirs.speedup_with_prefill == pytest.approx((1 + 2 + 3 + 3 * 0.5) / (3 * 1.25))
     assert theirs.same_as_baseline is True
 
@@ -72,7 +67,7 @@ def test_plain_rows():
     ],
 )
 def test_nothing_tested_has_no_acceptance(arm, counts, expected):
-    made = row([sample(arm, 0, 1.0, **counts)], [sample(BASELINE, 0, 1.0)])
+    made = row_of([sample(arm, 0, 1.0, **counts)], [sample(BASELINE, 0, 1.0)])
     found = (made.acceptance_rate, made.drafted_fraction, made.book_formula_drafted_fraction, made.tokens_per_round)
     assert found == expected
     assert made.book_formula is None
@@ -81,19 +76,19 @@ def test_nothing_tested_has_no_acceptance(arm, counts, expected):
 def test_same_as_baseline_looks_at_every_repeat():
     baseline = [sample(BASELINE, i, 1.0, 1.0) for i in range(2)]
     mine = [sample(MODEL, i, 1.0, 1.0, **FIVE) for i in range(2)]
-    assert row(mine, baseline).same_as_baseline is True
+    assert row_of(mine, baseline).same_as_baseline is True
     for texts in ([TEXT, [*TEXT[:-1], 99]], [TEXT]):
         mine[1].texts = texts
-        assert row(mine, baseline).same_as_baseline is False
+        assert row_of(mine, baseline).same_as_baseline is False
 
 
 def test_predictions_of_all_prompts_are_added_up():
     """They are put in where the row is made; a prompt without costs adds nothing."""
     part = PredictedSeconds(10, 5, 10, 10.0, draft=1, verify=6, overhead=1, expected=4, expected_rounds=4)
     own, baseline = [sample(MODEL, i, 1.0, **FIVE) for i in range(2)], [sample(BASELINE, i, 1.0) for i in range(2)]
-    made = row_of(MODEL, own, baseline, COMMON, "all", None, {(MODEL, 0.0, 0): part})
+    made = row_of(own, baseline, predicted={(MODEL, 0.0, 0): part})
     assert (made.draft_cost, made.accounting, made.forecast) == pytest.approx((0.1, 10 / 8, 10 / 4))
-    twice = row_of(MODEL, own, baseline, COMMON, "all", None, {(MODEL, 0.0, i): part for i in range(2)})
+    twice = row_of(own, baseline, predicted={(MODEL, 0.0, i): part for i in range(2)})
     assert (twice.accounting, twice.forecast) == (made.accounting, made.forecast)
 
 

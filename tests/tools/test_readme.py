@@ -21,16 +21,16 @@ from speclab.core.sampling import GREEDY
 from speclab.drafts import registry
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
-from speclab.present import tables
+from speclab.present import report, tables
 from speclab.records import files
-from speclab.records.files import Head
+from speclab.records.files import ComparisonRun, Head
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
 from speclab.theory import attribution
 from speclab.theory.attribution import FURTHEST  # before the tests' own bound: see tests/conftest.py
 from tests.decoding import plain_text, speculative_rounds
 from tests.tiny_models import tiny
-from tools import blocks, plots, readme
+from tools import blocks, readme
 
 PAGES = readme.PAGES
 GENERATED = [page for page in PAGES if "<!-- begin" in page.read_text("utf-8")]
@@ -53,8 +53,7 @@ def read(path: Path) -> tuple[Head, Callable[[Any, str], str]]:
     if last in BENCHMARKS:
         record, blocks = BENCHMARKS[last]
         return files.read(path, record), lambda run, name: tables.show(blocks(run), markdown=True)
-    kind = plots.kind_of(files.read(path, dict))
-    return files.read(path, kind.record), kind.page
+    return files.read(path, ComparisonRun), report.page
 
 
 def head(path: Path) -> Head:

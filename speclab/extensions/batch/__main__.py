@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = parsing.make_parser(__doc__ or "", decode.PROG)
-    flags.add_engine_flag(flags.add_model_flags(parser))
+    flags.add_model_flags(parser)
     flags.add_text_flags(parser)
     group = parser.add_argument_group("experiment")
     sizes = "texts that are decoded side by side (default: %(default)s)"

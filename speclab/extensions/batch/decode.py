@@ -36,7 +36,7 @@ The texts are those that each prompt has alone, in the prompts' order. A row who
 
 def make_parser() -> argparse.ArgumentParser:
     parser = parsing.make_parser(HELP, f"{PROG} decode")
-    flags.add_engine_flag(flags.add_model_flags(parser))
+    flags.add_model_flags(parser)
     flags.add_text_flags(parser)
     group, rows = flags.add_decoding_flags(parser), parsing.at_least(1, MOST_ROWS)
     size = "prompts that are decoded side by side (default: %(default)s)"

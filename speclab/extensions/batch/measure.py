@@ -22,12 +22,11 @@ from speclab.extensions.batch.decoding.texts import Request
 from speclab.extensions.batch.expectations import Expectations, OfOne, PassTimer, Way, make_timer, of_one
 from speclab.lab import output_checks
 from speclab.lab.harness import Measurement, Recorded, kept_when_stopped, take_turns, timed_turns
-from speclab.lab.rows import rows_of
+from speclab.lab.rows import noise_floors, rows_of
 from speclab.lab.run_config import RunConfig
 from speclab.records.files import ComparisonRun
 from speclab.records.rows import BASELINE, BASELINE_REPEAT, Arm, Decoded, RoundCounts
 from speclab.system.terminal import progress
-from speclab.theory.attribution import noise_floor
 
 TIMES_FULL = 3  # how often a batch is filled at least
 WARM_UP_TOKENS = 12
@@ -75,14 +74,12 @@ def compare_batches(config: RunConfig, batches: list[int]) -> tuple[ComparisonRu
     measured = judge(decoded)
     measured.stop = measured.stop or next(iter(stops), None)
     lines = finished(list(lines_of(decoded)), decoded)
-    rows = rows_of(lines, config.common)
+    rows = rows_of(lines)
     if not measured.interrupted:
         of_network = networks_by_row(config)
         expected = Expectations(context, timer.times, known(decoded), of_network, config.setup.engine != "c")
         for row in rows:
             row.forecast = expected.speedup(row.draft, row.draft_length, row.n_texts) if row.draft else None
-    plain = [[one for one in lines if one.arm == arm] for arm in (BASELINE, BASELINE_REPEAT)]
-    floors = (noise_floor(*([one for one in own if one.n_texts == n] for own in plain)) for n in sizes)
     run = ComparisonRun(
         **config.head(measured),
         prompts={
@@ -91,7 +88,7 @@ def compare_batches(config: RunConfig, batches: list[int]) -> tuple[ComparisonRu
             "n_cut": None,
         },
         correctness=measured.correctness,
-        noise=[floor for floor in floors if floor],
+        noise=noise_floors(lines),
         costs=[],
         rows=rows,
         raw=[line.recorded() for line in lines],

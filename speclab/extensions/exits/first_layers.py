@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from speclab.engines.c_pass import CBackend
-from speclab.engines.eager import EagerBackend, decoder_layers, layer_outputs
+from speclab.engines.eager import decoder_layers, layer_outputs
 from speclab.models.cached import CachedModel
 from speclab.models.checking.checks import WIDTHS, WRONG, cached_logits, check_passes, random_text
 
@@ -60,8 +60,6 @@ def forward_first(backend: Any, tokens: Tensor, length: int, n_layers: int) -> T
     if isinstance(backend, CBackend):
         backend.run(length, 0, tokens, layers=range(n_layers), kept=(last,))
         return backend.hidden[last]
-    if not isinstance(backend, EagerBackend):  # a stand-in for a target
-        return backend.forward_first(tokens, length, n_layers)
     model = backend._model
     check_length(backend._cache, range(n_layers), length)
     with only_layers(model, range(n_layers)), layer_outputs(model, (last,)) as outputs:
@@ -72,8 +70,6 @@ def forward_first(backend: Any, tokens: Tensor, length: int, n_layers: int) -> T
 def forward_rest(backend: Any, states: Tensor, length: int, n_layers: int) -> Tensor:
     """Run all other layers: the outputs of the first ones, (1, m, hidden), after `length` tokens -> (1, m, vocab)
     logits."""
-    if not isinstance(backend, CBackend | EagerBackend):
-        return backend.forward_rest(states, length, n_layers)
     kept, width = [layer for layer in backend._hidden_layers if layer >= n_layers], states.shape[1]
     if isinstance(backend, CBackend):
         logits = backend.run(length, width, states=states, layers=backend.layers[n_layers:], kept=kept)

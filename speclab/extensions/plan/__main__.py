@@ -26,10 +26,11 @@ from typing import Any
 
 from speclab.cli import compare, flags, parsing
 from speclab.cli.compare import Output, show
-from speclab.lab.comparison import measure_and_judge, noise_at
+from speclab.lab.comparison import measure_and_judge
 from speclab.lab.harness import Measurement
 from speclab.lab.known_texts import CostTable, ProbsOfText, calibrated, probs_of_texts
 from speclab.lab.output_checks import exit_code
+from speclab.lab.rows import noise_floors
 from speclab.lab.run_config import RunConfig
 from speclab.present import tables
 from speclab.present.pictures import figures
@@ -43,7 +44,6 @@ from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import say
 from speclab.theory import attribution
 from speclab.theory.costs import Costs
-from speclab.theory.forecast import forecast
 from speclab.theory.formulas import model_speedup
 
 # The defaults of what the command line leaves open. limit 0 means all prompts.
@@ -102,7 +102,7 @@ class PlanRun(LabRun):
 def make(config: RunConfig) -> tuple[PlanRun, Measurement]:
     """Return the plan, and what it is made from."""
     instruments = config.instruments(config.arms())
-    measured = measure_and_judge(config, [BASELINE], instruments, config.prompts, title="calibrating")
+    measured = measure_and_judge(config, [BASELINE], instruments, "calibrating")
     costs: CostTable = {}
     with measured.kept("the measurements are complete, their costs are not"):
         costs = calibrated(measured)
@@ -126,8 +126,7 @@ def make(config: RunConfig) -> tuple[PlanRun, Measurement]:
             facts.append(fact)
     if not facts:
         raise measured.stop or AssertionError("nothing stopped it")
-    noise = [floor for temperature in config.temperatures if (floor := noise_at(measured, temperature))]
-    return PlanRun(**config.head(measured), drafts=facts, noise=noise, plan=entries), measured
+    return PlanRun(**config.head(measured), drafts=facts, noise=noise_floors(measured.lines), plan=entries), measured
 
 
 def planned(
@@ -155,10 +154,7 @@ def planned(
     replay = costs.replay / costs.step_seconds(context)
     entries = []
     for k in lengths:
-        found = [
-            forecast(rows, len(rows), k, attribution.round_cost(costs, n_prompt), costs.draft_catch, costs.replay)
-            for n_prompt, rows in texts
-        ]
+        found = [attribution.expected(rows, k, costs, n_prompt) for n_prompt, rows in texts]
         n_tested, n_rounds = sum(e.n_tested for e in found), sum(e.n_rounds for e in found)
         entries.append(
             PlanEntry(

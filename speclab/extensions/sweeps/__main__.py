@@ -35,11 +35,12 @@ from speclab.cli import compare, flags, parsing
 from speclab.cli.compare import show
 from speclab.drafts import registry
 from speclab.drafts.registry import check_prompts
-from speclab.lab.comparison import build_rows, measure_and_judge, noise_at, with_costs
+from speclab.lab.comparison import build_rows, measure_and_judge, with_costs
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.instruments import noisy
 from speclab.lab.known_texts import CostTable
 from speclab.lab.output_checks import exit_code
+from speclab.lab.rows import noise_floors
 from speclab.lab.run_config import RunConfig
 from speclab.models import loading
 from speclab.models.prompts import Prompt
@@ -109,13 +110,11 @@ class Sweep(NamedTuple):
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def _rows(
-    config: RunConfig, prompts: list[Prompt] | None = None, max_new_tokens: int | None = None, title: str = "measuring"
-) -> tuple[list[Row], Measurement]:
+def _rows(config: RunConfig, title: str = "measuring") -> tuple[list[Row], Measurement]:
     """Measure the rows of a small comparison, checked, and calibrated in its own turns."""
     arms = config.arms()
-    measured = measure_and_judge(config, arms, config.instruments(arms), prompts, max_new_tokens, title)
-    return with_costs(measured, lambda costs: build_rows(config, measured, costs)), measured
+    measured = measure_and_judge(config, arms, config.instruments(arms), title)
+    return with_costs(measured, lambda costs: build_rows(measured, costs)), measured
 
 
 def _points(rows: list[Row], x: Callable[[Row], float | str], series: Callable[[Row], str]) -> list[Point]:
@@ -147,7 +146,7 @@ def _acceptance(config: RunConfig) -> Points:
 
     def build(middle_costs: CostTable) -> list[Row]:
         costs = {(name, 0.0): middle_costs[calibrated_by[series(name)], 0.0] for name in accuracy if middle_costs}
-        return build_rows(config, measured, costs)
+        return build_rows(measured, costs)
 
     rows = with_costs(measured, build)
     return _points(rows, lambda r: accuracy[r.draft or ""], lambda r: series(r.draft or "")), measured
@@ -188,7 +187,7 @@ def _output_length(config: RunConfig) -> Points:
     lengths = [n for n in OUTPUT_LENGTHS if n <= config.max_new_tokens]
     if not lengths:
         raise UsageProblem("the sweep output-length begins at 8 tokens; use --max-new-tokens 8 or more")
-    return _by_size(lengths, lambda n: _rows(config, max_new_tokens=n, title=f"{n} tokens"))
+    return _by_size(lengths, lambda n: _rows(replace(config, max_new_tokens=n), f"{n} tokens"))
 
 
 def _context(config: RunConfig) -> Points:
@@ -205,7 +204,7 @@ def _context(config: RunConfig) -> Points:
     def run(n: int) -> tuple[list[Row], Measurement]:
         prompts = stretched(config.prompts, n)
         check_prompts(config.setup.target, config.drafters.values(), prompts, config.max_new_tokens)
-        return _rows(config, prompts, title=f"{n} tokens of context")
+        return _rows(replace(config, prompts=prompts), f"{n} tokens of context")
 
     return _by_size([n for n in CONTEXTS if n <= room], run)
 
@@ -346,7 +345,6 @@ def lines(sweep: SweepRun) -> Lines:
 
 
 def table(sweep: SweepRun) -> Table:
-    """Return one line per point."""
     pairs = [(label, point) for label, curve in curves(sweep).items() for point in curve]
     labels = {id(point): label for label, point in pairs}
     columns, heads = CELLS | COLUMNS | {"draft": lambda point: labels[id(point)]}, SWEEPS[sweep.sweep].heads
@@ -396,7 +394,7 @@ LINES = (  # a column that predicts the speedup, its label, colour and style
 COLUMNS: dict[str, Cell] = {
     **dict.fromkeys(("right", "tokens", "prompt"), lambda point: f"{point.x:g}"),
     "verdict": verdict,
-    "t_1 ms": lambda point: number(1e3 * point.speedup * point.seconds / point.n_tokens),
+    "t_1 ms": lambda point: number(1e3 * point.speedup * point.seconds / point.n_emitted),
     "round": lambda point: number(round_cost(point)),
     "book(α)": prediction(operator.attrgetter("book_formula")),
     "forecast": prediction(operator.attrgetter("forecast")),
@@ -444,7 +442,6 @@ SWEEPS = {
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """Run one sweep, or all of them, one after the other.  -> exit code"""
     args = make_parser().parse_args(argv)
     if args.sweep in COMPARED:
         say(f"python compare.py --alone {COMPARED[args.sweep]}")
@@ -464,7 +461,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return all flags of the command."""
     parser = parsing.make_parser(__doc__ or "", "python -m speclab.extensions.sweeps")
     parser.add_argument("sweep", choices=[*SWEEPS, *COMPARED, ALL], metavar="NAME", help="what to change, see above")
     flags.add_shared_flags(parser)
@@ -501,12 +497,11 @@ def _run(typed: argparse.Namespace, name: str) -> tuple[SweepRun, int]:
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
     config, output = compare.prepare(args, f"{args.name}-sweep-{name}", lengths, temperatures, chains_only="a sweep")
     points, measured = SWEEPS[name].points(config)
-    noise = noise_at(measured, config.temperatures[0])
     record = SweepRun(
         **config.head(measured),
         sweep=name,
         correctness=measured.correctness,
-        noise=[noise] if noise else [],
+        noise=noise_floors(measured.lines),
         points=points,
     )
     page = functools.partial(text, record, f"../plots/{output.name}.png")

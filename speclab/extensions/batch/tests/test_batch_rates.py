@@ -13,8 +13,8 @@ from speclab.extensions.batch.decoding.decodings import BatchDecoding
 from speclab.extensions.batch.measure import FIRST, BatchArm, Batches, lines_of
 from speclab.lab.rows import rows_of
 from speclab.models.prompts import Prompt
-from speclab.records.rows import BASELINE
-from tests.lab.test_rates import MODEL, Clock
+from speclab.records.rows import BASELINE, Arm
+from tests.lab.test_rates import Clock
 
 
 @pytest.fixture
@@ -58,14 +58,15 @@ def test_a_batch_prints_and_records_its_exact_rates(batch_of, monkeypatch):
     )
     assert fast.latencies == {0: 20.75, 1: 10.75}
     monkeypatch.setattr(measure, "requests_of", lambda *_: [0, 1])
-    lines = list(lines_of(Batches(config(), {BatchArm(BASELINE, 2): plain, BatchArm(MODEL, 2): fast})))
+    ways = {BatchArm(BASELINE, 2): plain, BatchArm(Arm("model", "model", 2), 2): fast}
+    lines = list(lines_of(Batches(config(), ways)))
     # Full passes alone: 2.75 s, of which each text has a half; 5 tokens of one text and 4 of the other. Each text has
     # the pace of these passes to its end.
     paces = Fraction(11, 8) / 5, Fraction(11, 8) / 4
     seconds = 9 * paces[0] + 4 * paces[1]
     assert [one.seconds for one in lines] == pytest.approx([9 / 2, 4 / 2, float(9 * paces[0]), float(4 * paces[1])])
     assert [one.prefill_seconds for one in lines] == [[8.0]] * 4
-    before, row = rows_of(lines, {"target": "t", "device": "cpu", "dtype": "float32"})
+    before, row = rows_of(lines)
     assert (before.n_texts, row.n_texts, row.n_emitted) == (2, 2, 13)
     assert row.tokens_per_second == pytest.approx(float(13 / seconds), rel=1e-6)
     assert row.speedup == pytest.approx(float(Fraction(13, 2) / seconds), rel=1e-6)

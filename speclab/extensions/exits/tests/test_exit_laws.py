@@ -1,31 +1,23 @@
-"""What every draft must do, done by early exit: its laws, rounds along a known text, one wait, overflows."""
+"""What every draft must do, done by early exit: its laws, one wait, overflows."""
 
 import functools
 
 import pytest
 import torch
 
-from draft_models import NgramDrafter
-from optimized_speculative import speculative_decode
+from benchmarks.peers import __main__ as peers
 from speclab.core.sampling import Sampling
-from speclab.drafts.hybrid import HybridDrafter
-from speclab.drafts.lengths import AutoLength
-from speclab.extensions.exits.drafter import ExitDrafter
-from speclab.extensions.exits.tests.adapters import tiny_adapter, trained_exit
-from speclab.lab.instruments import LoopFunctions
-from speclab.lab.known_texts import replay_rounds
+from speclab.extensions.exits.early_exit import ExitDrafter
+from speclab.extensions.exits.tests.adapters import tiny_adapter
 from speclab.models.cached import CachedModel
-from speclab.records.rows import RoundCounts
 from tests import contract
 from tests import test_filtered_laws as filtered_laws
-from tests.core.test_one_wait import PROMPT
-from tests.decoding import plain_text, speculative_rounds
+from tests.benchmarks.test_benchmarks import bench, check_arms  # noqa: F401 - a fixture
+from tests.core.test_one_wait import check_waits
 from tests.drafts import test_overflows as overflows
 from tests.heads import target_states
-from tests.lab.test_replay import COSTS, N_NEW, K
 from tests.test_filtered_laws import Case, Text, models, of_head, on_auto
 from tests.tiny_models import tiny
-from tests.watch import Watch
 
 
 @pytest.mark.parametrize(("engine", "sampling"), contract.WAYS, ids=str)
@@ -45,43 +37,11 @@ def exit_logits(committed: Text, drafted: Text) -> list[float]:
         return adapter().text_logits(target_states(models()[0], text, adapter().config.layers))[0, -1].tolist()
 
 
-@pytest.fixture
-def case(monkeypatch):
+def test_a_round_leaves_the_targets_law_with_what_lengths_are_chosen_by(monkeypatch):
     made = Case(lambda: on_auto(ExitDrafter(adapter()), 0.14), 3, 3, of_head(exit_logits), chooses=True)
     monkeypatch.setitem(filtered_laws.CASES, "exit auto", made)
-
-
-def test_a_round_leaves_the_targets_law(case, monkeypatch):
-    filtered_laws.test_a_round_leaves_the_targets_law("exit auto", monkeypatch)
-
-
-def test_what_lengths_are_chosen_by(case):
     filtered_laws.test_what_lengths_are_chosen_by("exit auto")
-
-
-@pytest.mark.parametrize("kind", ["exit", "exit auto", "ngram+exit auto"])
-def test_replayed_rounds_of_early_exit_are_those_of_the_decoding(kind):
-    """Its first layers run over tokens that are not the text's, too: how sure it is of them decides when it stops."""
-    model, adapter, texts = trained_exit()
-    target = CachedModel(model)
-    target.hidden_layers = adapter.config.layers
-    found, made = [], []
-    for rounds in (found, made):
-        drafter = ExitDrafter(adapter)
-        if "auto" in kind:
-            drafter = AutoLength(drafter)
-            drafter.costs[0.0] = COSTS
-        drafter = HybridDrafter(NgramDrafter(), drafter) if "+" in kind else drafter
-        for text in texts[:2]:
-            prompt = text[None, :5]
-            new = plain_text(target, prompt, N_NEW)
-            if rounds is found:
-                rounds += replay_rounds(LoopFunctions(speculative_decode), target, drafter, prompt, tuple(new), K)
-            else:
-                made_now = map(drafter.described, speculative_rounds(target, drafter, prompt, K, len(new)))
-                rounds += [RoundCounts(r.n_drafted, r.n_accepted, r.looked_up) for r in made_now if not r.prefill]
-    assert found == made
-    assert any(one.n_drafted - one.n_accepted > 1 for one in made), "nothing was drafted after a wrong token"
+    filtered_laws.test_a_round_leaves_the_targets_law("exit auto", monkeypatch)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -89,14 +49,7 @@ def test_a_round_of_early_exit_waits_once(temperature):
     """On the eager engine: CUDA graphs do not run a target in two parts."""
     target = CachedModel(tiny("llama"))
     target.hidden_layers = (0,)
-    drafter = ExitDrafter(tiny_adapter(target.model, 1))
-    rounds = iter(speculative_rounds(target, drafter, PROMPT, 4, 30, Sampling(temperature)))
-    next(rounds)
-    for _ in range(4):
-        with Watch() as watch:
-            round_ = next(rounds)
-        assert watch.calls == {"tolist": 1}
-    assert round_.tokens
+    check_waits(target, ExitDrafter(tiny_adapter(target.model, 1)), Sampling(temperature), "token")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -105,3 +58,12 @@ def test_every_way_of_drafting_says_that_logits_are_not_finite(way, temperature)
     model = tiny("llama", num_hidden_layers=3)
     drafter = overflows.WAYS[way](ExitDrafter(overflows.overflowing(tiny_adapter(model, 2))))
     overflows.check_it_is_said(model, drafter, temperature)
+
+
+@pytest.mark.full
+def test_all_arms_emit_the_same_text_and_count_their_passes(bench, prompt):  # noqa: F811
+    """Beside the library's own early exit."""
+    model = bench.setup.target.model
+    bench.drafters["exit"] = ExitDrafter(tiny_adapter(model).to(model.dtype))
+    bench.setup.target.hidden_layers = (0,)
+    check_arms(bench, prompt, peers.arms_for([2], bench.drafters))

@@ -126,7 +126,7 @@ def test_where_prices_hold_the_plan_comes_true(run, tmp_path, monkeypatch):
     planned = {(e.method, e.draft_length): e.speedup for e in loaded(tmp_path).plan}
     [config] = configs
     config.log = None  # it has been closed
-    rows = comparison.build_rows(config, comparison.measure_and_judge(config, config.arms(), {}), {})
+    rows = comparison.build_rows(comparison.measure_and_judge(config, config.arms(), {}), {})
     measured = {(r.method, r.draft_length): r.speedup for r in rows if r.draft and r.prompt_kind == "all"}
     assert len(measured) == 8
     assert measured == pytest.approx(planned, rel=1e-6)  # records round to seven digits

@@ -25,7 +25,7 @@ def point(x, series="model", alpha=0.7, speedup=None, half=0.1, costs=COSTS, met
         "speedup_low": speedup * (1 - half),
         "speedup_high": speedup * (1 + half),
         "seconds": n_tokens * 0.01 / speedup,
-        "n_tokens": n_tokens,
+        "n_emitted": n_tokens,
         "n_prompts": 8,
         "forecast": model,
         "verdict": None,
