@@ -117,9 +117,9 @@ class Wrapper(Drafter):
     """A drafter around another one, `drafter`, which makes its drafts or some of them, and answers for it."""
 
     drafter: Drafter
-    parts, models, room, law, as_drafted, described, check_prompts = (
+    prefill, observe, parts, models, room, law, as_drafted, described, check_prompts = (
         property(operator.attrgetter(f"drafter.{name}"))
-        for name in ("parts", "models", "room", "law", "as_drafted", "described", "check_prompts")
+        for name in ["prefill", "observe", "parts", "models", "room", "law", "as_drafted", "described", "check_prompts"]
     )
 
 

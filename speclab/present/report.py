@@ -51,7 +51,7 @@ def _pictures(run: ComparisonRun, name: str) -> list[Block]:
 def _details(run: ComparisonRun) -> list[Block]:
     blocks: list[Block] = [Heading("All rows"), rows_table(run.rows), Lines([ROWS, COSTS])]
     blocks.append(errors_table(prediction_rows(run.rows)))
-    ladder, effects = ladder_table(run.rows), [LADDER, *(f"{one.name}: {one.meaning}" for one in EFFECTS)]
+    ladder, effects = ladder_table(run.rows), [LADDER, *(f"{name}: {meaning}" for name, meaning in EFFECTS.items())]
     blocks += [Heading("From the formula to the measurement"), ladder, Lines(effects * bool(ladder.rows))]
     blocks += [Heading("Texts and noise"), Lines([*same_text_lines(run, every_arm=True), generate_line(run)])]
     return [*blocks, Lines(noise_lines(run.noise))]
@@ -88,7 +88,7 @@ def ladder_table(rows: list[Row]) -> Table:
         return lambda row: number(factors(row).get(name))
 
     heads = cells("draft", "k", "T") | {"book": lambda row: speedup(row.book_formula)}
-    heads |= {effect.name: factor(effect.name) for effect in EFFECTS} | cells("measured")
+    heads |= {name: factor(name) for name in EFFECTS} | cells("measured")
     return Table([row for row in rows if row.ladder and row.prompt_kind == "all"], heads)
 
 

@@ -120,7 +120,7 @@ def test_the_forecast_of_a_greedy_decoding_is_exact():
         assert [len(row) for row in probs] == [min(5, N_NEW - t) for t in range(N_NEW)]
         for k in (1, 3, 5):
             rounds = list(speculative_rounds(target, drafter, prompt, k, N_NEW))
-            expected = forecast(probs, N_NEW, k)
+            expected = forecast(probs, k)
             assert expected.n_rounds == pytest.approx(len(rounds) - 1)
             assert expected.n_accepted == pytest.approx(sum(r.n_accepted for r in rounds))
             seen |= {(r.n_drafted, r.n_accepted) for r in rounds}

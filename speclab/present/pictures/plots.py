@@ -125,8 +125,7 @@ def _why(rows: list[Row]) -> Figure | None:
     axis.xaxis.set_ticks(ticks, labels=[f"{value:g}x" for value in ticks])
     axis.xaxis.set_minor_locator(NullLocator())
     axis.set_xlabel("speedup (logarithmic)")
-    names = [effect.name for effect in EFFECTS]
-    axis.set_yticks(range(len(steps)), ["book formula", *names, "measured", "end to end"])
+    axis.set_yticks(range(len(steps)), ["book formula", *EFFECTS, "measured", "end to end"])
     axis.invert_yaxis()
     where = f"{short(row.method, 26)} k = {row.draft_length}, {temperature_name(row.temperature)}"
     figure.suptitle(f"From 1/(1-α+α/k) to the measured speedup: {where}", fontsize=10)

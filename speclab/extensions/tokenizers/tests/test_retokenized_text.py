@@ -180,7 +180,7 @@ def test_the_forecast_asks_for_the_lengths_that_rounds_ask_for(kind):
             for place, (asked, tokens) in drafter.proposed.items():
                 drawn = law.drawn_from([(place, depth, asked) for depth in range(len(tokens))])
                 assert drawn.argmax(-1).tolist() == tokens
-            found = forecast(rows, BUDGET, k)
+            found = forecast(rows, k)
             assert found.n_rounds == len(rounds)
             assert found.n_drafted == sum(round_.n_drafted for round_ in rounds)
             assert found.n_accepted == sum(round_.n_accepted for round_ in rounds)
