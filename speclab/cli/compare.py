@@ -114,8 +114,6 @@ def prepare(
     for path in (output.result(".json"), output.result(".md"), output.plots / "picture.png"):
         check_writable(path, "--out-dir")
     choices = registry.read_all([kind for kind in args.draft.split(",") if kind])
-    if taken := next((choice.text for choice in choices if choice.name.endswith(AUTO)), None):
-        raise UsageProblem(f"--draft {taken}: in tables, a name that ends so means -k auto; rename the folder")
     if 0 not in temperatures and all(choice.only_greedy for choice in choices):
         raise UsageProblem(f"{choices[0].only_greedy}, or add 0 to the temperatures")
     if chains_only:
