@@ -67,8 +67,7 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
     flags.add_draft_flag(group, None, f"what drafts, several with commas; {flags.DRAFT_HELP}")
     flags.add_rule_flag(group)
     lengths = "tokens per draft; auto: chosen in every round (default: 2,4,6,auto)"
-    repeats = "times that each arm decodes each prompt (default: 1)"
-    flags.add_run_flags(group, lengths, "0 is greedy (default: 0,0.8)", repeats)
+    flags.add_run_flags(group, lengths, "0 is greedy (default: 0,0.8)")
     size = group.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 2, 4")
     size.add_argument("--full", action="store_true", help="all prompts, 128 tokens")
