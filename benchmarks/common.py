@@ -35,7 +35,6 @@ class BenchmarkRun(Head):
 
 
 def add_result_flags(parser: argparse.ArgumentParser, benchmark: str) -> None:
-    """Add the flags that choose where the record and the page of this benchmark go."""
     group = parser.add_argument_group("results")
     group.add_argument("--out-dir", type=some_path, default=OUTPUT, help=f"holds results/ (default: {shown(OUTPUT)})")
     group.add_argument("--name", type=plain_name, default="local", help="of this run's files (default: local)")

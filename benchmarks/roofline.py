@@ -96,7 +96,6 @@ def cached_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
 
 
 def cache_bytes(model: PreTrainedModel, n_tokens: int) -> int:
-    """Return the size in bytes of the keys and values of `n_tokens`."""
     return sum(n for n, _ in cached_shapes(model)) * n_tokens * model.dtype.itemsize
 
 

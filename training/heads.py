@@ -276,7 +276,6 @@ def kept_texts(file: Path, settings: dict[str, Any]) -> list[list[Text]] | None:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The flags, with the defaults of the kind."""
     parser = parsing.make_parser(__doc__)
     names = {"dest": "kind", "metavar": "KIND"}
     kinds = parser.add_subparsers(prog="python -m training.heads", required=True, help="what to train", **names)
@@ -304,7 +303,6 @@ def _add_shared_flags(parser: argparse.ArgumentParser, minutes: int) -> None:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """Train a draft or a target.  -> exit code"""
     args = parse(argv)
     if args.threads:
         torch.set_num_threads(args.threads)

@@ -42,7 +42,6 @@ SHAPE = {"num_hidden_layers": 12, "hidden_size": 256, "intermediate_size": 704}
 
 
 def train_target(args: argparse.Namespace, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Train the target and write it.  -> facts for training.json, and a summary"""
     documents = list(corpus.standard_library())
     tokenizer = train_tokenizer(d.text for d in documents if not d.held_out)
     stream, held_out = (encode(tokenizer, [d.text for d in documents if d.held_out == out]) for out in (False, True))
@@ -176,7 +175,6 @@ def write_model(folder: Path, draft: DraftModel, target: str, architectures: lis
 
 
 def trained_model(target: PreTrainedModel, args: argparse.Namespace) -> SavedHead:
-    """The draft of --init, which proposes all ids."""
     draft = loading.load_model(args.init, target.device, torch.float32, "draft")
     return SavedHead(DraftModel(draft, loading.load_tokenizer(args.init)), None)
 

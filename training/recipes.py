@@ -79,7 +79,6 @@ def chain_loss(chains: Iterable[tuple[Tensor, Tensor]], target: Likely, distance
 
 
 def sizes_like(target: PreTrainedModel, n_layers: int, intermediate: int) -> dict[str, Any]:
-    """Return the sizes of decoder layers of the target's width."""
     config = target.config.get_text_config()
     heads = config.num_attention_heads
     return {

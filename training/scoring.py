@@ -31,7 +31,6 @@ class Known:
 
 @torch.inference_mode()
 def known(target: PreTrainedModel, ids: Tensor, start: int, layers: tuple[int, ...]) -> Known:
-    """What the target computes of a text, (1, length) ids."""
     hidden, logits = target_pass(target, ids, layers)
     return Known(ids, start, hidden, logits[0].argmax(-1))
 

@@ -126,7 +126,6 @@ def make_parser() -> parsing.Parser:
 
 
 def drafters_of(args: argparse.Namespace, setup: Setup) -> dict[str, Any]:
-    """The drafts of all arms by their names."""
     drafters: dict[str, Any] = {LOOKUP: NgramDrafter()}
     if args.draft != LOOKUP:
         drafter = common.model_drafter(args.draft, setup, args.seed, "the library's assistant must be a model")

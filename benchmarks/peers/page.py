@@ -1,6 +1,5 @@
 """The result of `python -m benchmarks.peers`: its record, the ratios between its arms, and its page."""
 
-import functools
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
@@ -63,12 +62,10 @@ class Ratio(Value):
         return speedup(self.value) + (f" ({interval(self.low, self.high)})" if self.low is not None else "")
 
 
-def by_arm(timings: Timings, kind: str | None = None) -> dict[Key, Timings]:
-    """The timings of every arm, on prompts of one kind or on all."""
+def by_arm(timings: Timings) -> dict[Key, Timings]:
     arms = defaultdict(list)
     for t in timings:
-        if kind in (None, t.prompt_kind):
-            arms[t.method, t.draft_length].append(t)
+        arms[t.method, t.draft_length].append(t)
     return arms
 
 
@@ -77,13 +74,12 @@ def typical(timings: Timings, seconds: str = "seconds") -> list[float]:
 
 
 def ratio(before: Timings, after: Timings, seconds: str = "seconds") -> Ratio:
-    """The ratio that says how many times as fast `after` is on the same prompts."""
     top, bottom = typical(before, seconds), typical(after, seconds)
     return Ratio(sum(top) / sum(bottom), *(ratio_interval(top, bottom) or (None, None)))
 
 
-def over_peers(run: PeersRun, kind: str | None = None) -> dict[Key, Ratio]:
-    arms = by_arm(run.raw, kind)
+def over_peers(run: PeersRun) -> dict[Key, Ratio]:
+    arms = by_arm(run.raw)
     return {(name, k): ratio(arms[PEER[name], k], arms[name, k]) for name, k in list(arms) if name in PEER}
 
 
@@ -112,8 +108,6 @@ LEGEND = [
 
 
 def speed_tables(run: PeersRun) -> list[Block]:
-    """A table with a line for every arm, over all prompts; then the lab's arms over their peers for each kind of
-    prompt."""
     arms, to_peer = by_arm(run.raw), over_peers(run)
     n_tokens = sum(t.n_passes for t in arms["baseline", 0])  # a token for every pass
     same = {
@@ -129,14 +123,11 @@ def speed_tables(run: PeersRun) -> list[Block]:
         "tok/pass": lambda arm: f"{n_tokens / sum(t.n_passes for t in arms[arm]):.2f}",
         "same text": lambda arm: same.get(f"{arm[0]} k={arm[1]}", same.get(arm[0], "-")),
     }
-    by_kind = {kind: over_peers(run, kind) for kind in dict.fromkeys(t.prompt_kind for t in run.raw)}
-    kinds = {kind: functools.partial(lambda found, arm: str(found.get(arm, "-")), one) for kind, one in by_kind.items()}
     measured = list(dict.fromkeys(method for method, _ in arms))
     methods = [f"{method}: {meaning}" for method, meaning in METHODS.items() if method in measured]
     more = [name for name in measured if name not in METHODS and name != llama_cpp.METHOD]
     methods += [f"{name}: our speculative loop with --draft {name}, which has no peer" for name in more]
-    heading = Heading("Over the peer, by kind of prompt")
-    return [Table(list(arms), keys | speeds), Lines(methods + LEGEND), heading, Table(list(to_peer), keys | kinds)]
+    return [Table(list(arms), keys | speeds), Lines(methods + LEGEND)]
 
 
 def llama_table(run: PeersRun) -> list[Block]:

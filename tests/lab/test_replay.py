@@ -55,16 +55,21 @@ KINDS = ("model auto", "ngram+model", "suffix+feature auto")
 def test_replayed_rounds_are_those_of_the_decoding(learnt, kind):
     """Drafted and accepted tokens of every round of several texts in a row, learning included."""
     target, head, prompts = learnt
-    timed, other = drafter_of(kind, target, head), drafter_of(kind, target, head)
-    seen = set()
-    for prompt in prompts:
-        rounds = list(map(timed.described, speculative_rounds(target, timed, prompt, K, N_NEW)))
-        made = [RoundCounts(r.n_drafted, r.n_accepted, r.looked_up) for r in rounds if not r.prefill]
-        text = plain_text(target, prompt, N_NEW)
-        assert replay_rounds(LoopFunctions(speculative_decode), target, other, prompt, tuple(text), K) == made
-        seen |= set(made)
+    seen = replayed(target, lambda: drafter_of(kind, target, head), prompts)
     assert len(seen) > 2, "rounds of one kind alone would show nothing"
     assert {made.looked_up for made in seen} == ({True, False} if "+" in kind else {False})
+
+
+def replayed(target, make, prompts, k: int = K) -> set[RoundCounts]:
+    """The rounds of a drafter, which are those that another one like it makes along the known texts."""
+    (timed, other), seen = (make(), make()), set()
+    for prompt in prompts:
+        rounds = list(map(timed.described, speculative_rounds(target, timed, prompt, k, N_NEW)))
+        made = [RoundCounts(r.n_drafted, r.n_accepted, r.looked_up) for r in rounds if not r.prefill]
+        text = plain_text(target, prompt, N_NEW)
+        assert replay_rounds(LoopFunctions(speculative_decode), target, other, prompt, tuple(text), k) == made
+        seen |= set(made)
+    return seen
 
 
 def test_no_pass_of_the_target_is_made_but_one_over_the_text(learnt, monkeypatch):
@@ -97,13 +102,3 @@ def test_a_replay_learns_from_its_own_rounds_alone(learnt):
         found.append([of_texts(arm, i, text) for i, text in enumerate(texts)])
         assert not taught or drafter.seen[0.0].depths[0].tested == before.tested
     assert found[0] == found[1]
-
-
-def test_what_is_forgotten():
-    """Of a hybrid's own and of the draft inside; costs stay."""
-    drafter = HybridDrafter(NgramDrafter(), AutoLength(NgramDrafter()))
-    drafter.costs[0.0] = COSTS
-    drafter.drafter.acceptance.depths[0].add(True)
-    drafter.forget()
-    assert not drafter.drafter.seen
-    assert drafter.costs == drafter.drafter.costs == {0.0: COSTS}

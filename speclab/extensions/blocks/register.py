@@ -4,7 +4,7 @@ from transformers import PreTrainedModel
 
 from speclab.core.drafter import Drafter
 from speclab.drafts.registry import Choice, add, head_choice
-from speclab.extensions.blocks.drafter import BlockDrafter
+from speclab.extensions.blocks.block_drafter import BlockDrafter
 from speclab.extensions.blocks.files import read_block
 from speclab.system.errors import UsageProblem
 
@@ -19,4 +19,4 @@ def _drafter(place: str, target: PreTrainedModel, own_width: int | None) -> Draf
     return BlockDrafter(*read_block(place, target))
 
 
-add("block[:HEAD]", read_choice, "a head that drafts all tokens in one pass (DFlash)", True)
+add("block[:HEAD]", read_choice, "a head that drafts all tokens in one pass (DFlash), trained")

@@ -216,21 +216,22 @@ def summary(chosen: list[Exercise]) -> str:
 
 
 def report(exercise: Exercise) -> str:
-    """A line for each check of an exercise, and what is wrong: once for each cause. A check that uses a function for
-    which another one has failed above may fail for that."""
+    """A line for each check of an exercise, and what is wrong: once for each mistake that has a name. Any other check
+    that uses a function for which one has failed above may fail for that."""
     lines = [f"Exercise {exercise.number}: {exercise.title}   [{exercise.status}]", ""]
     width = max(len(check.name) for check in exercise.checks)
     said, wrong, indent = set[str](), set[str](), " " * 9
     for check in exercise.checks:
         failed = check.outcome == "failed"
-        is_cause = failed and check.message not in said and wrong.isdisjoint(check.reach)
+        _, is_named, mistake = check.message.rpartition("this mistake: ")
+        is_cause = failed and mistake not in said and (is_named or wrong.isdisjoint(check.reach))
         remark = "" if is_cause else "see above" if failed else check.message
         lines.append(f"  {MARKS[check.outcome]:>5}  {check.name:<{width}}  {remark}".rstrip())
         if is_cause:
             lines.append(textwrap.fill(check.message, 110, initial_indent=indent, subsequent_indent=indent))
             if not said:  # only for the first: a print in a loop would bury the others
                 lines += [indent + line for line in check.printed]
-            said.add(check.message)
+            said.add(mistake)
             wrong.update(check.reach)
     return "\n".join(lines)
 

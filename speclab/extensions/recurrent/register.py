@@ -2,4 +2,4 @@
 
 from speclab.system.extensions import FAMILIES
 
-FAMILIES.append("speclab.extensions.recurrent.family:RECURRENT")
+FAMILIES.append("speclab.extensions.recurrent.layers:RECURRENT")

@@ -562,7 +562,6 @@ WIDTH, LABEL = 100, 10
 
 
 def labelled(label: str, text: str) -> str:
-    """Return a line with a label before it, continued below the text."""
     return textwrap.fill(text, WIDTH, initial_indent=f"{label:<{LABEL}}", subsequent_indent=" " * LABEL)
 
 

@@ -345,7 +345,6 @@ def lines(sweep: SweepRun) -> Lines:
 
 
 def table(sweep: SweepRun) -> Table:
-    """Return one line per point."""
     pairs = [(label, point) for label, curve in curves(sweep).items() for point in curve]
     labels = {id(point): label for label, point in pairs}
     columns, heads = CELLS | COLUMNS | {"draft": lambda point: labels[id(point)]}, SWEEPS[sweep.sweep].heads
@@ -443,7 +442,6 @@ SWEEPS = {
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """Run one sweep, or all of them, one after the other.  -> exit code"""
     args = make_parser().parse_args(argv)
     if args.sweep in COMPARED:
         say(f"python compare.py --alone {COMPARED[args.sweep]}")
@@ -463,7 +461,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return all flags of the command."""
     parser = parsing.make_parser(__doc__ or "", "python -m speclab.extensions.sweeps")
     parser.add_argument("sweep", choices=[*SWEEPS, *COMPARED, ALL], metavar="NAME", help="what to change, see above")
     flags.add_shared_flags(parser)

@@ -57,8 +57,7 @@ def test_a_run_leaves_its_record_page_and_picture(run, tmp_path, engine):
     assert all(row.speedup == 1 for row in rows if row.draft is None)
     assert all(row.forecast for row in rows if row.draft)
     again = rows_of(made.raw)
-    computed = ("speedup", "speedup_low", "verdict", "tokens_per_second", "acceptance_rate", "n_texts")
-    for name in computed:
+    for name in ("speedup", "speedup_low", "verdict", "tokens_per_second", "acceptance_rate", "n_texts"):
         assert [getattr(row, name) for row in again] == pytest.approx([getattr(row, name) for row in made.rows])
     assert all(entry["passed"] for entry in made.correctness)
     assert len(made.correctness) == len(rows) + len(sizes) - 1, "all but plain decoding of one text at a time"
@@ -219,13 +218,9 @@ def test_what_rounds_of_one_text_say():
     assert of_one(rounds, 8.0, 0) == OfOne(1, 8 / 7)
 
 
-def test_the_middle_half_counts():
-    assert expectations.middle_mean([1.0, 2.0, 4.0, 99.0]) == 3.0
-    assert expectations.middle_mean([5.0]) == 5.0
-
-
 def test_passes_over_one_text_are_timed_in_turns(pair_folder, monkeypatch):
     """Each comes once in a turn, over memory that was written; disturbed moments count for all of them alike."""
+    assert [expectations.middle_mean(some) for some in ([1.0, 2.0, 4.0, 99.0], [5.0])] == [3.0, 5.0]
     setup = load_setup(str(pair_folder / "target"), engine="eager", threads=1)
     asked = []
 

@@ -14,21 +14,21 @@ from speclab.core.rounds import DecodeSettings, Draft, Round, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
-from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.extensions.batch.decoding.batched_model import BatchedModel
 from speclab.extensions.batch.decoding.decodings import BatchDecoding
 from speclab.extensions.batch.decoding.drafters import BatchedModelDrafter, RowByRow, side_by_side
 from speclab.extensions.batch.decoding.loops import autoregressive_decode_batch, judging, speculative_decode_batch
 from speclab.extensions.batch.decoding.texts import Request
-from speclab.extensions.batch.tests.test_batched_model import RowCache, on, spoil
+from speclab.extensions.batch.tests.test_batched_model import RowCache, cached, on, spoil
 from speclab.extensions.batch.tests.trees import trees
 from speclab.models.cached import CachedModel
 from speclab.system.errors import UsageProblem
 from tests.grids import often, pairs_often
 from tests.heads import N_LEARNT, block_heads, prompts, trained
+from tests.models import test_rope as rope
 from tests.models.test_caches import worst_difference
 from tests.recorder import stand_in
-from tests.tiny_models import CLOSE, CONTEXT, VOCAB, on_c, perturbed, tiny
+from tests.tiny_models import CLOSE, CONTEXT, VOCAB, perturbed, tiny
 
 WARM = Sampling(temperature=0.7, top_k=8, top_p=0.9)
 SIZES = (1, 3, 16)
@@ -54,11 +54,9 @@ def requests(sampling: Sampling = GREEDY, n: int = N_TEXTS, eos: tuple[int, ...]
     ]
 
 
-def pair(engine: str = "eager", noise: float = 0.12, family: str = "llama") -> tuple[CachedModel, CachedModel]:
+def pair(engine: str = "eager", family: str = "llama") -> tuple[CachedModel, CachedModel]:
     target = on(engine, family)
-    other = perturbed(target.model, noise)
-    fast = {"eager": lambda m: None, "c": on_c, "graphs": lambda m: GraphedModel(m, compile_parts=False)}[engine]
-    return target, CachedModel(other, fast=fast(other))
+    return target, cached(perturbed(target.model, 0.12), engine)
 
 
 def with_drafter(kind: str, engine: str = "eager") -> tuple:
@@ -170,7 +168,7 @@ def test_rounds_on_the_other_engines(engine, family, monkeypatch):
     """Texts of 35 tokens and more, windows of 8."""
     if engine == "graphs":
         stand_in(monkeypatch)
-    target, draft = pair(engine, family=family)
+    target, draft = pair(engine, family)
     drafter = ModelDrafter(draft)
     for sampling in [GREEDY, WARM] if family == "llama" else [GREEDY]:
         asked = requests(sampling, 5)
@@ -196,8 +194,10 @@ def test_plain_texts_are_those_that_they_are_alone(sampling, chunk, engine):
 
 
 def test_neighbours_play_no_part():
-    """The same request among other neighbours, in another row: the same rounds."""
+    """The same request among other neighbours, in another row: the same rounds. No draft is plain decoding."""
     target, draft = pair()
+    undrafted = speculative_decode_batch(BatchedModel(target, 2), of_batch(ModelDrafter(draft), 2), requests(), 0)
+    assert by_text(undrafted) == by_text(autoregressive_decode_batch(BatchedModel(target, 2), requests()))
     asked = requests(WARM)
     found = []
     for order in ([4, 1, 6], [8, 7, 3, 6, 4], [6, 6, 4]):
@@ -206,13 +206,6 @@ def test_neighbours_play_no_part():
         rounds = by_text(speculative_decode_batch(batch, drafter, [asked[i] for i in order], 4), len(order))
         found.append([rounds[order.index(4)], rounds[order.index(6)]])
     assert found[0] == found[1] == found[2]
-
-
-def test_no_draft_is_plain_decoding():
-    target, draft = pair()
-    found = by_text(speculative_decode_batch(BatchedModel(target, 2), of_batch(ModelDrafter(draft), 2), requests(), 0))
-    plain = by_text(autoregressive_decode_batch(BatchedModel(target, 2), requests()))
-    assert found == plain
 
 
 def test_rows_are_filled_again():
@@ -292,6 +285,16 @@ def test_drafts_side_by_side():
     assert both.probs[1, 0].tolist() == [0, 0, 0, 1]
     assert both.parents.tolist() == [[-1, 0, 0], [-1, -1, 1]]
     assert side_by_side([replace(drawn, probs=None)] * 2, 4).probs is None
+
+
+@pytest.mark.parametrize(("kind", "engine"), [("dynamic", "eager"), ("learned", "eager"), ("longrope", "c")])
+def test_texts_up_to_the_limit_of_positions_are_those_of_uncached_passes(kind, engine):
+    """Padding behind the last position must not count as a longer text."""
+    n_tokens = rope.LIMIT[kind] - rope.PROMPT.shape[1]
+    target, draft = rope.pair_of(kind, engine)
+    asked = [Request(ids, DecodeSettings(n_tokens)) for ids in (rope.PROMPT[:, :2], rope.PROMPT)]
+    rounds = speculative_decode_batch(BatchedModel(target, 2), of_batch(ModelDrafter(draft), 2), asked, 4)
+    assert tokens_of(by_text(rounds, 2)[1]) == rope.uncached(kind, n_tokens)
 
 
 # --- Requests ---------------------------------------------------------------------------------------------------------

@@ -22,18 +22,21 @@ from tests.decoding import row_of
 from tests.grids import pairs_often
 from tests.models.test_caches import worst_difference
 from tests.recorder import stand_in
-from tests.tiny_models import CLOSE, CONTEXT, DTYPE_ON, FAMILIES, VOCAB, assert_close, on_c, tiny
+from tests.tiny_models import CLOSE, CONTEXT, DTYPE_ON, FAMILIES, VOCAB, assert_close, on_engine, tiny
 
 GARBAGE = 1e4  # finite: attention multiplies what it masks by zero; the engine c never looks at it
 TEXTS = torch.randint(0, VOCAB, (3, 90), generator=torch.Generator().manual_seed(8))
 LENGTHS = (5, 62, 17)  # the second one is about to outgrow its first page
 
 
-def on(engine: str, family: str = "llama", **changes) -> CachedModel:
+def cached(model, engine: str) -> CachedModel:
+    fast = GraphedModel(model, compile_parts=False) if engine == "graphs" else on_engine(engine, model)
+    return CachedModel(model, fast=fast)
+
+
+def on(engine: str, family: str = "llama") -> CachedModel:
     """A tiny model on this engine: in float64, on `c` in float32."""
-    model = tiny(family, dtype=DTYPE_ON.get(engine, torch.float64), **changes)
-    fast = {"eager": lambda m: None, "c": on_c, "graphs": lambda m: GraphedModel(m, compile_parts=False)}[engine]
-    return CachedModel(model, fast=fast(model))
+    return cached(tiny(family, dtype=DTYPE_ON.get(engine, torch.float64)), engine)
 
 
 def right(model, text: Tensor) -> Tensor:
@@ -201,13 +204,7 @@ def test_what_is_not_of_a_text_counts_for_nothing(engine):
 
 @pytest.mark.parametrize(
     ("engine", "family"),
-    [
-        ("eager", "llama"),
-        ("eager", "gemma3_window"),
-        ("c", "llama"),
-        ("c", "gemma3_window"),
-        ("graphs", "gemma3_window"),
-    ],
+    [("graphs", "gemma3_window"), *itertools.product(["eager", "c"], ["llama", "gemma3_window"])],
 )
 def test_trees_in_rows(engine, family, monkeypatch):
     """Another tree in each row: the logits are those of the branches, and what is kept goes on."""
@@ -283,19 +280,18 @@ def test_what_cannot_be():
 # --- The check --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["eager", "c"])
-def test_windows_are_welcome(engine):
-    check_batch(on(engine, "mistral_window"))
-
-
-def test_a_model_with_more_rows_than_its_tokenizer_has_ids_is_welcome():
+def test_what_is_welcome():
     """The check compares passes that are cut at the tokenizer's ids with uncached ones of the whole output layer."""
-    check_batch(CachedModel(tiny("llama"), VOCAB - 8))
+    for target in (on("eager", "mistral_window"), on("c", "mistral_window"), CachedModel(tiny("llama"), VOCAB - 8)):
+        check_batch(target)
 
 
-def test_recurrent_layers_are_refused():
-    with pytest.raises(EnvironmentProblem, match=r"mamba cannot decode in batches: .*recurrent.*; choose another"):
-        check_batch(CachedModel(tiny_families.tiny("mamba")))
+@pytest.mark.parametrize(
+    ("family", "why"), [("mamba", ": .*recurrent.*; choose another"), ("bloom", ""), ("llama4_text", "")]
+)
+def test_other_layers_are_refused(family, why):
+    with pytest.raises(EnvironmentProblem, match=f"{family} cannot decode in batches{why}"):
+        check_batch(CachedModel(tiny_families.tiny(family)))
 
 
 def test_a_broken_rollback_is_refused(monkeypatch):
@@ -305,13 +301,8 @@ def test_a_broken_rollback_is_refused(monkeypatch):
     honest = row_buffers.WrittenAtPlaces.update
 
     def update(cache, keys, values, *rest):
-        kept = [
-            torch.where(old == 0, new, old)
-            for old, new in (
-                (part.transpose(1, 2)[cache._places].transpose(1, 2), new)
-                for part, new in ((cache.keys, keys), (cache.values, values))
-            )
-        ]
+        olds = [part.transpose(1, 2)[cache._places].transpose(1, 2) for part in (cache.keys, cache.values)]
+        kept = [torch.where(old == 0, new, old) for old, new in zip(olds, (keys, values), strict=True)]
         return honest(cache, *kept, *rest)
 
     monkeypatch.setattr(row_buffers.WrittenAtPlaces, "update", update)

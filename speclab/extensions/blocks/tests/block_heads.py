@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from speclab.drafts.heads.files import weights_of
 from speclab.drafts.heads.parts import rotations
-from speclab.extensions.blocks.drafter import BlockDrafter  # noqa: F401 - other tests take it from here
+from speclab.extensions.blocks.block_drafter import BlockDrafter  # noqa: F401 - other tests take it from here
 from speclab.extensions.blocks.files import write_block  # noqa: F401
 from speclab.extensions.blocks.head import BlockConfig, BlockHead
 from speclab.extensions.blocks.recipe import block_loss

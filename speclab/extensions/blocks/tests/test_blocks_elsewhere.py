@@ -11,7 +11,7 @@ from speclab import load
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
 from speclab.drafts.lengths import LONGEST, AutoLength
-from speclab.extensions.blocks.drafter import BlockDrafter
+from speclab.extensions.blocks.block_drafter import BlockDrafter
 from speclab.extensions.blocks.files import read_block, write_block
 from speclab.extensions.blocks.head import BlockHead
 from speclab.extensions.blocks.tests.block_heads import block_rows, tiny_block_head, trained_block

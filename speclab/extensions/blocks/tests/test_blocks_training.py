@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 
-from speclab.extensions.blocks.drafter import BlockDrafter
+from speclab.extensions.blocks.block_drafter import BlockDrafter
 from speclab.extensions.blocks.recipe import LAYERS, MARKOV_RANK, block_loss, fresh_block, unused_id
 from speclab.extensions.blocks.tests.block_heads import tiny_block_head, trained_block
 from speclab.models import loading

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from speclab.drafts.heads.files import weights_of, write_both, written
 from speclab.engines.eager import decoder_layers
-from speclab.extensions.exits.drafter import ExitAdapter, ExitConfig
+from speclab.extensions.exits.early_exit import ExitAdapter, ExitConfig
 from tests.heads import N_LEARNT, block, distance, in_format, learnt_texts, read
 from tests.tiny_models import tiny
 

@@ -5,19 +5,19 @@ import functools
 import pytest
 import torch
 
+from benchmarks.peers import __main__ as peers
 from speclab.core.sampling import Sampling
-from speclab.extensions.exits.drafter import ExitDrafter
+from speclab.extensions.exits.early_exit import ExitDrafter
 from speclab.extensions.exits.tests.adapters import tiny_adapter
 from speclab.models.cached import CachedModel
 from tests import contract
 from tests import test_filtered_laws as filtered_laws
-from tests.core.test_one_wait import PROMPT
-from tests.decoding import speculative_rounds
+from tests.benchmarks.test_benchmarks import bench, check_arms  # noqa: F401 - a fixture
+from tests.core.test_one_wait import check_waits
 from tests.drafts import test_overflows as overflows
 from tests.heads import target_states
 from tests.test_filtered_laws import Case, Text, models, of_head, on_auto
 from tests.tiny_models import tiny
-from tests.watch import Watch
 
 
 @pytest.mark.parametrize(("engine", "sampling"), contract.WAYS, ids=str)
@@ -37,18 +37,11 @@ def exit_logits(committed: Text, drafted: Text) -> list[float]:
         return adapter().text_logits(target_states(models()[0], text, adapter().config.layers))[0, -1].tolist()
 
 
-@pytest.fixture
-def case(monkeypatch):
+def test_a_round_leaves_the_targets_law_with_what_lengths_are_chosen_by(monkeypatch):
     made = Case(lambda: on_auto(ExitDrafter(adapter()), 0.14), 3, 3, of_head(exit_logits), chooses=True)
     monkeypatch.setitem(filtered_laws.CASES, "exit auto", made)
-
-
-def test_a_round_leaves_the_targets_law(case, monkeypatch):
-    filtered_laws.test_a_round_leaves_the_targets_law("exit auto", monkeypatch)
-
-
-def test_what_lengths_are_chosen_by(case):
     filtered_laws.test_what_lengths_are_chosen_by("exit auto")
+    filtered_laws.test_a_round_leaves_the_targets_law("exit auto", monkeypatch)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -56,14 +49,7 @@ def test_a_round_of_early_exit_waits_once(temperature):
     """On the eager engine: CUDA graphs do not run a target in two parts."""
     target = CachedModel(tiny("llama"))
     target.hidden_layers = (0,)
-    drafter = ExitDrafter(tiny_adapter(target.model, 1))
-    rounds = iter(speculative_rounds(target, drafter, PROMPT, 4, 30, Sampling(temperature)))
-    next(rounds)
-    for _ in range(4):
-        with Watch() as watch:
-            round_ = next(rounds)
-        assert watch.calls == {"tolist": 1}
-    assert round_.tokens
+    check_waits(target, ExitDrafter(tiny_adapter(target.model, 1)), Sampling(temperature), "token")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -72,3 +58,12 @@ def test_every_way_of_drafting_says_that_logits_are_not_finite(way, temperature)
     model = tiny("llama", num_hidden_layers=3)
     drafter = overflows.WAYS[way](ExitDrafter(overflows.overflowing(tiny_adapter(model, 2))))
     overflows.check_it_is_said(model, drafter, temperature)
+
+
+@pytest.mark.full
+def test_all_arms_emit_the_same_text_and_count_their_passes(bench, prompt):  # noqa: F811
+    """Beside the library's own early exit."""
+    model = bench.setup.target.model
+    bench.drafters["exit"] = ExitDrafter(tiny_adapter(model).to(model.dtype))
+    bench.setup.target.hidden_layers = (0,)
+    check_arms(bench, prompt, peers.arms_for([2], bench.drafters))

@@ -1,11 +1,10 @@
-"""GGUF files for tests: a tiny model in float32, and the same with its matrices quantised."""
+"""GGUF files for tests: a tiny model in float32, and a file again with its matrices quantised."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 BASICS = {  # of every family: an entry -> the name of it in configs
     "context_length": "max_position_embeddings",
@@ -48,6 +47,10 @@ def random_model(
         writer.add_tensor(f"{names.get_name(place)}.{suffix}", values.contiguous().numpy())
     for name, values in tensors.items():
         writer.add_tensor(name, torch.as_tensor(values, dtype=torch.float32).numpy())
+    return _written(writer, path)
+
+
+def _written(writer: Any, path: Path) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -59,30 +62,6 @@ def _add(writer: Any, name: str, value: Any) -> None:
     """Add an entry to a file, with the type of its value."""
     add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
     add.get(type(value), writer.add_array)(name, value)
-
-
-def plain(folder: Path, path: Path) -> bytes:
-    """Write a folder with a Llama model and a byte-level BPE to a file in float32.  -> its bytes"""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    config, parts = model.config, json.loads(tokenizer.backend_tokenizer.to_str())["model"]
-    names, special = {i: name for name, i in tokenizer.get_vocab().items()}, set(tokenizer.all_special_ids)
-    rows = range(config.vocab_size)
-    entries = {
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "rope.dimension_count": config.head_dim,
-        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": [names.get(i, f"[PAD{i}]") for i in rows],
-        "tokenizer.ggml.token_type": [3 if i in special else 1 if i in names else 5 for i in rows],  # or: unused
-        "tokenizer.ggml.merges": [one if isinstance(one, str) else " ".join(one) for one in parts["merges"]],
-        "tokenizer.ggml.add_bos_token": False,
-        "tokenizer.ggml.eos_token_id": tokenizer.eos_token_id,
-    }
-    return random_model(path, model, "llama", entries, {}).read_bytes()
 
 
 def quantised(file: Path, to: Path, kind: str, drop: str = "", entries: dict[str, Any] | None = None) -> Path:
@@ -105,8 +84,4 @@ def quantised(file: Path, to: Path, kind: str, drop: str = "", entries: dict[str
             writer.add_tensor(tensor.name, quants.quantize(data, type_), raw_dtype=type_)
         else:
             writer.add_tensor(tensor.name, data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return to
+    return _written(writer, to)

@@ -12,10 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from speclab.drafts import registry
 from speclab.extensions.gguf import register
-from speclab.extensions.gguf.tests.gguf_files import plain, quantised
+from speclab.extensions.gguf.tests.gguf_files import quantised
 from speclab.models import generation, loading
-from speclab.system import cache
 from speclab.system.errors import EnvironmentProblem
+from speclab.system.files import CACHE
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed; type: pip install gguf")
 convert = pytest.importorskip("speclab.extensions.gguf.convert")
@@ -26,8 +26,10 @@ KINDS = ("F32", "Q8_0", "Q4_1")
 @pytest.fixture(scope="module")
 def files(tmp_path_factory, pair_folder):
     """The tiny target as a file of each type."""
-    folder = tmp_path_factory.mktemp("gguf")
-    plain(pair_folder / "target", folder / "F32.gguf")
+    folder, place = tmp_path_factory.mktemp("gguf"), pair_folder / "target"
+    writes = pytest.importorskip("speclab.extensions.servers.written_gguf")
+    model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
+    writes.write_model(model, AutoTokenizer.from_pretrained(place), folder / "F32.gguf")
     for kind in KINDS[1:]:
         quantised(folder / "F32.gguf", folder / f"{kind}.gguf", kind)
     return folder
@@ -36,7 +38,7 @@ def files(tmp_path_factory, pair_folder):
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
     """An empty cache folder."""
-    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     register._converted.cache_clear()
     yield tmp_path / "cache" / "gguf"
     register._converted.cache_clear()

@@ -4,7 +4,6 @@ The head's layer is the third one of a model with three layers of the family: `S
 with these weights, and what the head should say is computed with it from the whole text, without a cache.
 """
 
-import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,74 +43,50 @@ LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope
 LINEAR = {f"linear_{name}": 8 for name in ("key_head_dim", "value_head_dim")}
 LINEAR |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4}
 KINDS = ["linear_attention", "full_attention", "full_attention"]
+LAST = f"model.layers.{N_LAYERS}."
+APPENDED = tuple(LAST + name for name in ("eh_proj", "enorm", "hnorm", "shared_head.norm"))
+OF_QWEN = tuple(f"mtp.{name}" for name in ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"))
+PARTS_OF_MIMO = "input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A published shape. config: makes its config for a number of layers. names: of projection, norm of the embedding,
-    norm of the state, last norm, and what stands before the layer's own names. state_first: the order of the
-    projection's input. logits: what the target makes of the output layer's logits."""
+    """A published shape. kind, more: its config's class and entries. names: of projection, norm of the embedding, norm
+    of the state, last norm. layer: what stands before the layer's own names. state_first: the order of the projection's
+    input. logits: what the target makes of the output layer's logits."""
 
-    config: Any
-    names: tuple[str, str, str, str]
-    layer: str
+    kind: Any
+    more: dict[str, Any]
+    names: tuple[str, ...] = APPENDED
+    layer: str = LAST
     state_first: bool = False
     logits: Callable[[Tensor], Tensor] = lambda logits: logits
 
+    def config(self, n_layers: int) -> Any:
+        entries = {**BASE, "num_hidden_layers": n_layers, **self.more}
+        if "layer_types" in entries:
+            entries["layer_types"] = entries["layer_types"][:n_layers]
+        return self.kind(**entries)
 
-def _of_layers(kind: Any, n: int, **more: Any) -> Any:
-    if "layer_types" in more:
-        more["layer_types"] = more["layer_types"][:n]
-    return kind(**{**BASE, "num_hidden_layers": n, **more})
 
-
-LAST = f"model.layers.{N_LAYERS}."
-APPENDED = tuple(LAST + name for name in ("eh_proj", "enorm", "hnorm", "shared_head.norm"))
+OF_NEXT = {"shared_expert_intermediate_size": 16, "num_experts": 4, "head_dim": 8, "layer_types": KINDS}
+CAPPED = {"final_logit_softcapping": 2.0, "head_dim": 8, "layer_types": ["full_attention"] * 3}
 SHAPES = {
-    "glm": Shape(functools.partial(_of_layers, Glm4MoeConfig, **ROUTED, topk_group=1, head_dim=8), APPENDED, LAST),
-    "deepseek": Shape(
-        functools.partial(_of_layers, DeepseekV3Config, **ROUTED, **LATENT, topk_group=1, num_key_value_heads=4),
-        APPENDED,
-        LAST,
-    ),
-    "qwen3-next": Shape(
-        functools.partial(
-            _of_layers,
-            Qwen3NextConfig,
-            **EXPERTS,
-            **LINEAR,
-            shared_expert_intermediate_size=16,
-            num_experts=4,
-            head_dim=8,
-            layer_types=KINDS,
-        ),
-        tuple(f"mtp.{name}" for name in ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")),
-        "mtp.layers.0.",
-    ),
+    "glm": Shape(Glm4MoeConfig, {**ROUTED, "topk_group": 1, "head_dim": 8}),
+    "deepseek": Shape(DeepseekV3Config, {**ROUTED, **LATENT, "topk_group": 1, "num_key_value_heads": 4}),
+    "qwen3-next": Shape(Qwen3NextConfig, {**EXPERTS, **LINEAR, **OF_NEXT}, OF_QWEN, "mtp.layers.0."),
     "mimo": Shape(
-        functools.partial(_of_layers, Qwen2Config),
-        tuple(
-            f"model.mtp_layers.0.{name}"
-            for name in ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm")
-        ),
+        Qwen2Config,
+        {},
+        tuple(f"model.mtp_layers.0.{name}" for name in PARTS_OF_MIMO),
         "model.mtp_layers.0.",
         state_first=True,
     ),
     # No checkpoint of these two is known to have such a head. They scale their logits, or cap them.
     "granite": Shape(
-        functools.partial(_of_layers, GraniteConfig, logits_scaling=4.0, embedding_multiplier=2.0),
-        APPENDED,
-        LAST,
-        logits=lambda logits: logits / 4.0,
+        GraniteConfig, {"logits_scaling": 4.0, "embedding_multiplier": 2.0}, logits=lambda logits: logits / 4.0
     ),
-    "gemma2": Shape(
-        functools.partial(
-            _of_layers, Gemma2Config, final_logit_softcapping=2.0, head_dim=8, layer_types=["full_attention"] * 3
-        ),
-        APPENDED,
-        LAST,
-        logits=lambda logits: 2.0 * torch.tanh(logits / 2.0),
-    ),
+    "gemma2": Shape(Gemma2Config, CAPPED, logits=lambda logits: 2.0 * torch.tanh(logits / 2.0)),
 }
 
 

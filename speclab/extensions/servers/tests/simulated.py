@@ -32,10 +32,9 @@ class Simulated(ThreadingHTTPServer):
         self.answer = None  # what every completion answers instead: (status, bytes)
         self.pages: dict[str, tuple[int, bytes]] = {}  # what pages answer instead
         self.late, self.old = 0, ""  # looks at /metrics that do not see the last request yet, and what they see
-        self.metrics_on, self.text_of = True, usual_text
+        self.text_of = usual_text
         self.top = lambda place, token: {token: -0.1, f"{int(token) + 1} ": -3.0}
         self.drawn = None  # an iterator over rounds that are not drawn but given
-        self.id_of = int  # the id of a word
         self.busy, self.strangers = 0, []  # tokens of others that are counted with each request of ours; their rounds
         self.pace = lambda text, number: 0.1 + 0.02 * number  # seconds until a round has ended, by the prompt's text
         self.counted = 1.0  # share of the tokens that the usage at the end of an answer counts; 0: there is none
@@ -111,7 +110,7 @@ class Simulated(ThreadingHTTPServer):
         """A page.  -> status, bytes"""
         if path in self.pages:
             return self.pages[path]
-        if path == "/metrics" and self.metrics_on and self.engine in PREFIX:
+        if path == "/metrics" and self.engine in PREFIX:
             with self.lock:
                 if self.late and self.old:
                     self.late -= 1
@@ -140,26 +139,14 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format, *words):
         """Write nothing."""
 
-    def body(self, most=2**20):
-        return json.loads(self.rfile.read(min(most, int(self.headers["Content-Length"]))))
-
     def whole(self, status, data):
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
 
-    def begin_events(self):
-        self.send_response(200)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-
     def event(self, what):
         self.part(b"data: " + json.dumps(what).encode() + b"\n\n")
-
-    def end_events(self):
-        self.part(b"data: [DONE]\n\n")
-        self.wfile.write(b"0\r\n\r\n")
 
     def part(self, data):
         if not data:
@@ -172,7 +159,7 @@ class Handler(BaseHTTPRequestHandler):
         self.whole(*self.server.page(self.path))
 
     def do_POST(self):
-        fake, body = self.server, self.body()
+        fake, body = self.server, json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         fake.asked.append(body)
         if fake.answer or body["model"] not in ("", fake.model):
             self.whole(*fake.answer or (404, b'{"error": {"message": "The model does not exist."}}'))
@@ -186,12 +173,14 @@ class Handler(BaseHTTPRequestHandler):
                 for place, word in enumerate(words)]  # fmt: skip
             self.whole(200, json.dumps({"choices": [{"logprobs": {"content": steps}}]}).encode())
             return
-        self.begin_events()
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
         parts, rounds = fake.chunks(words)
         for number, part in enumerate(parts):
             said = {"delta": {"content": "".join(part)}} if chat else {"text": "".join(part)}
             if body.get("return_token_ids"):
-                said["token_ids"] = [fake.id_of(word) for word in part]
+                said["token_ids"] = list(map(int, part))
             self.part(fake.pings)
             self.event({"at": fake.pace(prompt, number), "choices": [{"index": 0, **said}]})
         at = fake.pace(prompt, len(parts) - 1)
@@ -203,4 +192,5 @@ class Handler(BaseHTTPRequestHandler):
             summary = {"num_spec_steps": len(drafting), "num_spec_tokens": len(fake.rates)}
             end["metrics"] = {"speculative_decoding": {**summary, **steps} if fake.rates else None}
         self.event(end)
-        self.end_events()
+        self.part(b"data: [DONE]\n\n")
+        self.wfile.write(b"0\r\n\r\n")

@@ -1,6 +1,7 @@
 """The command against simulated servers: what it finds is what was drawn, it names each fault, and each bad input is
 one line. The clock of the table is planted: each event carries the seconds at which it comes."""
 
+import contextlib
 import math
 import random
 import re
@@ -205,10 +206,9 @@ def test_a_difference(other, gap, expected):
     assert verdict(again, "The cat sat", "The dog ran") == UNJUDGED, "asked again, it writes a third text"
 
 
-def test_what_cannot_be_read_is_not_judged():
-    assert verdict([], "The cat", "The dog") == UNJUDGED
-    assert verdict([Step("\ufffd", {"\ufffd": 0.0, "x": 0.0})], "\ufffd", "xy") == UNJUDGED
-    assert verdict([Step("", {})], "z", "xy") == UNJUDGED
+@pytest.mark.parametrize("step", [None, Step("\ufffd", {"\ufffd": 0.0, "x": 0.0}), Step("", {})])
+def test_what_cannot_be_read_is_not_judged(step):
+    assert verdict([step] if step else [], step.token if step else "z", "xy") == UNJUDGED
 
 
 def altered(prompt, n, place=4, step=1):
@@ -397,14 +397,8 @@ def test_a_fault_is_named(row, servers, command, tmp_path):
 # --- bad inputs -------------------------------------------------------------------------------------------------------
 
 GOOD = "vllm:generation_tokens_total 30\n"
-FILES = {
-    "good.txt": GOOD,
-    "less.txt": GOOD.replace("30", "3"),
-    "cut.txt": GOOD[:-3],
-    "no-page.txt": "hello\n",
-    "empty-texts.txt": "no heads here\n",
-    "bytes.txt": b"\xff\xfe",
-}
+FILES = {"good": GOOD, "less": GOOD.replace("30", "3"), "cut": GOOD[:-3], "hello": "hello\n", "bytes": "\xff\xfe"}
+PAGES = "--before {folder}/good --after {folder}"
 BAD = [
     ("", 2, "give --url"),
     ("--url nowhere", 2, "no address of a server"),
@@ -417,21 +411,19 @@ BAD = [
     ("--url {locked}", 3, "SPECLAB_API_KEY"),
     ("--url {off}", 3, "--disable-log-stats"),
     ("--url {bare}", 3, "add --raw"),
-    ("--url {fake} --texts {folder}/none.txt", 3, "give another file"),
-    ("--url {fake} --texts {folder}/empty-texts.txt", 3, "begin each with a line"),
-    ("--url {fake} --texts {folder}/bytes.txt", 3, "no UTF-8 text"),
+    ("--url {fake} --texts {folder}/none", 3, "give another file"),
+    ("--url {fake} --texts {folder}/hello", 3, "begin each with a line"),
+    ("--url {fake} --texts {folder}/bytes", 3, "no UTF-8 text"),
     ("--url {fake} --max-new-tokens 3", 2, "give 16 or more"),
-    ("--before {folder}/good.txt", 2, "--before, --after"),
-    ("--before {folder}/good.txt --after {folder}/less.txt", 3, "went back"),
-    ("--before {folder}/good.txt --after {folder}/cut.txt", 3, "take it whole"),
-    ("--before {folder}/good.txt --after {folder}/no-page.txt", 3, "no counters of vLLM"),
-    ("--before {folder}/good.txt --after {folder}/good.txt", 3, "take them from the server that speculates"),
-    ("--before {folder}/none --after {folder}/none", 3, "give another file"),
-    ("--acceptance 35 -k 4", 2, "from 0 to 1"),
+    ("--before {folder}/good", 2, "--before, --after"),
+    (f"{PAGES}/less", 3, "went back"),
+    (f"{PAGES}/cut", 3, "take it whole"),
+    (f"{PAGES}/hello", 3, "no counters of vLLM"),
+    (f"{PAGES}/good", 3, "take them from the server that speculates"),
+    (f"{PAGES}/none", 3, "give another file"),
     ("--acceptance nan -k 4", 2, "from 0 to 1"),
     ("--acceptance 0.35 -k 0", 2, "give 1 or more"),
     ("--acceptance 0.35 -k 4 --plain-ms nan", 2, "too small"),
-    ("--url {fake} --load 0", 2, "give 1 or more"),
     ("--url {fake} --load 1,many", 2, "give a list"),
     ("--url {fake} --load 999999", 2, "give 256 or less"),
     ("--acceptance 0.35 -k 4 --load 1", 2, "give --url and --load"),
@@ -443,21 +435,14 @@ def places(tmp_path_factory):
     """Servers and files."""
     folder = tmp_path_factory.mktemp("places")
     for name, content in FILES.items():
-        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with (
-        Simulated(rates=(0.5, 0.5)) as fake,
-        Simulated() as plain,
-        Simulated(model="org/another") as another,
-        Simulated("other") as other,
-        Simulated() as locked,
-        Simulated() as off,
-        Simulated() as bare,
-    ):
-        locked.pages["/v1/models"] = (401, b'{"error": {"message": "Unauthorized"}}')
-        off.pages["/metrics"] = (200, b"python_gc_objects 3\n")
-        bare.answer = (400, b'{"error": {"message": "you must provide a chat template."}}')  # as vLLM says it
-        names = {"bare": bare, "fake": fake, "plain": plain, "another": another, "other": other, "locked": locked}
-        yield {"folder": folder, "off": off.url, **{name: server.url for name, server in names.items()}}
+        (folder / name).write_bytes(content.encode("latin-1"))
+    made = {name: Simulated() for name in ("plain", "locked", "off", "bare")}
+    made |= {"fake": Simulated(rates=(0.5,)), "another": Simulated(model="org/another"), "other": Simulated("other")}
+    made["locked"].pages["/v1/models"] = (401, b'{"error": {"message": "Unauthorized"}}')
+    made["off"].pages["/metrics"] = (200, b"python_gc_objects 3\n")
+    made["bare"].answer = (400, b'{"error": {"message": "you must provide a chat template."}}')  # as vLLM says it
+    with contextlib.ExitStack() as stack:
+        yield {"folder": folder, **{name: stack.enter_context(server).url for name, server in made.items()}}
 
 
 @pytest.mark.parametrize(("words", "code", "says"), BAD)

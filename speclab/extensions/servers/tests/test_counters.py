@@ -15,8 +15,6 @@ from speclab.extensions.servers.tests.simulated import Simulated
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
 
-RECORDED = Path(__file__).parent / "recorded"
-
 
 def test_a_real_page_of_vllm():
     """As two servers of vLLM 0.32 have sent them, which chapter 17 reads, too."""
@@ -28,18 +26,18 @@ def test_a_real_page_of_vllm():
     assert found.output_seconds / found.n_outputs == pytest.approx(0.0208, abs=1e-4)
 
 
-def test_a_label_may_hold_what_ends_a_line_elsewhere():
-    page = 'vllm:generation_tokens_total{model_name="a\x0cb\x85c\u2028d"} 30\n'
+def test_engines_are_added_up_and_a_label_may_hold_what_ends_a_line_elsewhere():
+    line = 'vllm:generation_tokens_total{{engine="{}",model_name="a\x0cb\x85c\u2028d"}} {}\n'
+    page = line.format(0, 13) + line.format(1, 17)
     assert read(page).total == read(page.replace("\n", "\r\n")).total == counters.Counted(30, None)
 
 
 def test_a_real_page_of_llama_server():
     """As it came from a server with the target as its own draft, k = 4."""
-    look = read((RECORDED / "llama-server.txt").read_text())
+    look = read((Path(__file__).parent / "recorded" / "llama-server.txt").read_text())
     assert (look.engine, look.total.n_generated, look.n_running) == ("llama-server", 507, 0)
-    assert look.total.speculation == EngineCounts(
-        n_drafts=106, n_drafted=394, n_accepted=388, accepted_at=[105, 95, 94, 94]
-    )
+    counts = EngineCounts(n_drafts=106, n_drafted=394, n_accepted=388, accepted_at=[105, 95, 94, 94])
+    assert look.total.speculation == counts
 
 
 @given(st.integers(0, 10**6), st.floats(0, 1), st.floats(0, 1))
@@ -97,32 +95,23 @@ def test_any_page_is_read_or_refused(noise):
             assert read(page).total.n_generated >= 0
 
 
-def pages(*values):
-    return [GOOD.replace("30", f"{n}") + (DRAFTS.format(*counts) if counts else "") for n, counts in values]
+def page(n, *counts):
+    return GOOD.replace("30", f"{n}") + (DRAFTS.format(*counts) if counts else "")
 
 
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ((9, ()), (8, ()), "went back"),
-        ((9, (2, 4, 2)), (12, (1, 2, 1)), "went back"),
-        ((9, (2, 4, 2)), (12, ()), "went back"),
-        ((9, (2, 4, 2)), (12, (4, 5, 2)), "contradict each other"),
+        (page(9), page(8), "went back"),
+        (page(9), "llamacpp:tokens_predicted_total 50\n", "went back"),  # another engine is another server
+        (page(9, 2, 4, 2), page(12, 1, 2, 1), "went back"),
+        (page(9, 2, 4, 2), page(12), "went back"),
+        (page(9, 2, 4, 2), page(12, 4, 5, 2), "contradict each other"),
     ],
 )
 def test_two_looks_that_do_not_belong_together_are_one_line(before, after, words):
     with pytest.raises(EnvironmentProblem, match=words):
-        between(*map(read, pages(before, after)))
-
-
-def test_another_engine_is_another_server():
-    with pytest.raises(EnvironmentProblem, match="went back"):
-        between(read(GOOD), read("llamacpp:tokens_predicted_total 50\n"))
-
-
-def test_engines_behind_one_page_are_added_up():
-    page = 'vllm:generation_tokens_total{engine="0"} 3\nvllm:generation_tokens_total{engine="1"} 4\n'
-    assert read(page).total.n_generated == 7
+        between(read(before), read(after))
 
 
 ROUNDS = st.lists(st.integers(1, 5).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), max_size=40)

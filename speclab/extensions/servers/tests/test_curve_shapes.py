@@ -46,11 +46,8 @@ def test_a_measured_curve_has_the_shape_of_its_fault(name):
 
 
 def test_pairs_of_measured_curves():
-    for first, second, what, named in (
-        ("buffer: before", "buffer: behind", diagnose.ENDS, True),
-        ("model", "word lists", diagnose.ENDS, False),
-    ):
-        assert (diagnose.shape_of_two(RECORD[first], RECORD[second], what) == what) == named
+    for first, second, named in (("buffer: before", "buffer: behind", diagnose.ENDS), ("model", "word lists", None)):
+        assert diagnose.shape_of_two(RECORD[first], RECORD[second], diagnose.ENDS) == named
 
 
 @given(st.integers(0, 29), st.lists(st.floats(0, 1), min_size=1, max_size=8))
@@ -62,9 +59,14 @@ def test_few_counts_are_never_named(n, rates):
     assert diagnose.shape_of(curve(n, kept)) is None
 
 
+def falling(n, first, later, k=4):
+    """A first position, and positions behind it, that are kept so often."""
+    return curve(n, [round(n * first * later**place) for place in range(k)])
+
+
 @given(st.integers(300, 5000), st.floats(0.65, 0.85), st.integers(2, 5))
 def test_a_level_curve_is_fine(n, rate, k):
-    assert diagnose.shape_of(curve(n, [round(n * rate**place) for place in range(1, k + 1)])) is None
+    assert diagnose.shape_of(falling(n, rate, rate, k)) is None
 
 
 def test_a_start_below_a_third_can_end_in_a_cliff():
@@ -76,40 +78,34 @@ def test_a_start_below_a_third_can_end_in_a_cliff():
 @given(st.integers(300, 3000), st.floats(0.3, 0.6), st.floats(0.85, 0.95), st.floats(0, 3))
 def test_a_first_position_that_is_low_is_a_fault_of_what_drafts_in_every_round(n, first, later, idle):
     """A lookup finds a copy in some rounds only, and then keeps much of it: that is sound."""
-    found = curve(n, [round(n * first * later**place) for place in range(4)])
+    found = falling(n, first, later)
     assert diagnose.shape_of(found) == diagnose.shape_of(found, n) == diagnose.RISING
     if diagnose.ALWAYS * (1 + idle) > 1:
         assert diagnose.shape_of(found, n * (1 + idle)) != diagnose.RISING
 
 
-def rising(n, first=0.45, later=0.9):
-    return curve(n, [round(n * first * later**place) for place in range(4)])
-
-
-def level(n, rate):
-    return curve(n, [round(n * rate**place) for place in range(1, 5)])
-
-
 @given(st.lists(st.tuples(st.integers(40, 2000), st.floats(0.2, 0.99)), min_size=1, max_size=4))
 def test_level_kinds_together_never_have_the_shape_of_a_fault(sound):
     """Easy texts reach the later positions, so together they rise: half of the rounds at .97 and half at .40 do."""
-    kinds = [level(n, rate) for n, rate in sound]
+    kinds = [falling(n, rate, rate) for n, rate in sound]
     found = diagnose.shape_of(counters.total(kinds), 0, kinds)
     assert found is None or not found.faulty
-    assert diagnose.shape_of(counters.total([level(500, 0.97), level(500, 0.4)])) == diagnose.RISING
+    both = [falling(500, rate, rate) for rate in (0.97, 0.4)]
+    assert diagnose.shape_of(counters.total(both)) == diagnose.RISING
 
 
 @given(st.lists(st.integers(150, 2000), min_size=2, max_size=4), st.integers(0, 29))
 def test_what_rises_inside_the_kinds_is_a_fault(sizes, few):
-    kinds = [rising(n) for n in sizes]
+    kinds = [falling(n, 0.45, 0.9) for n in sizes]
     assert diagnose.shape_of(counters.total(kinds), 0, kinds) == diagnose.RISING_INSIDE
     assert diagnose.shape_of(kinds[0], 0, kinds[:1]) == diagnose.RISING, "one kind is no proof"
-    assert diagnose.shape_of(kinds[0], 0, [kinds[0], rising(few)]) == diagnose.RISING, "nor are few rounds of a second"
+    both = [kinds[0], falling(few, 0.45, 0.9)]
+    assert diagnose.shape_of(kinds[0], 0, both) == diagnose.RISING, "nor are few rounds of a second"
 
 
 def test_a_very_good_draft_of_long_drafts_is_not_called_unverified():
     """α = .985 at k = 16: f is near .9, and its tokens are not independent."""
-    assert diagnose.shape_of(curve(60, [round(60 * 0.985**place) for place in range(1, 17)])) is None
+    assert diagnose.shape_of(falling(60, 0.985, 0.985, 16)) is None
 
 
 def test_short_drafts_hide_what_stands_behind_the_first_position():

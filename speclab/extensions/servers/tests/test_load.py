@@ -31,10 +31,6 @@ def window(seconds=20.0, n_users=N_USERS, wait=WAIT, pause=0.0, late=0.0, looks=
     return Window(n_users, 0.0, seconds, found, list(looks))
 
 
-def failed(one):
-    return set(side(one).wrong)
-
-
 @given(st.integers(1, 20), st.floats(12.0, 60.0))
 def test_a_steady_load_is_measured_as_it_is(n_users, seconds):
     """A request makes 20 tokens in 2 seconds, at ten a second once it has begun."""
@@ -42,7 +38,7 @@ def test_a_steady_load_is_measured_as_it_is(n_users, seconds):
     assert found.of_user == pytest.approx(RATE)
     n_tokens = RATE * (TOOK - WAIT) + 1
     assert found.together == pytest.approx(n_users * n_tokens / TOOK, rel=TOOK / seconds)
-    assert not failed(window(seconds, n_users))
+    assert not found.wrong
 
 
 def test_only_tokens_of_the_window_are_counted():
@@ -72,7 +68,7 @@ def slow_user():
     ],
 )
 def test_each_check_fails_for_what_it_is_about_and_for_nothing_else(wrong, names):
-    assert failed(wrong) == names
+    assert set(side(wrong).wrong) == names
 
 
 def level(n_users, *speedups):
@@ -170,17 +166,6 @@ def test_a_server_that_fails_or_hangs_under_load_is_one_line(fake, at, soon, mon
         ask(fake, 1, 0.2)
 
 
-def windows(monkeypatch, problem, last=1, **facts):
-    """Users are not asked; from the load behind `last` on, this problem ends them."""
-
-    def one(server, n_users, orders, seconds, chat):
-        if n_users > last:
-            raise problem
-        return window(n_users=n_users, **facts)
-
-    monkeypatch.setattr(load, "ask", one)
-
-
 @pytest.mark.parametrize(
     ("problem", "last", "pause", "code", "answered"),
     [
@@ -194,7 +179,14 @@ def windows(monkeypatch, problem, last=1, **facts):
 def test_what_was_measured_before_the_end_stays(
     fake, plain, command, monkeypatch, problem, last, pause, code, answered
 ):
-    windows(monkeypatch, problem, last, pause=pause)
+    """Users are not asked; from the load behind `last` on, this problem ends them."""
+
+    def one(server, n_users, orders, seconds, chat):
+        if n_users > last:
+            raise problem
+        return window(n_users=n_users, pause=pause)
+
+    monkeypatch.setattr(load, "ask", one)
     found, out, err = command("--url", fake.url, "--plain-url", plain.url, "--load", "1,2,4")
     assert (found, "ANSWER" in out) == (code, answered)
     assert (f"these loads are lost, 2, 4: {problem or 'stopped'}" in err) == answered

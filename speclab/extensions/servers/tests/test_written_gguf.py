@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 from speclab.extensions.servers import written_gguf
 from speclab.system.errors import EnvironmentProblem
 
-pytest.importorskip("gguf", reason="the package gguf is not installed; type: pip install gguf")
+gguf = pytest.importorskip("gguf", reason="the package gguf is not installed; type: pip install gguf")
 
 
 @pytest.fixture(scope="module")
@@ -19,12 +19,14 @@ def pair(pair_folder):
     return model, AutoTokenizer.from_pretrained(pair_folder / "target")
 
 
-def test_the_head_describes_config_and_tokenizer(pair, tmp_path):
-    from gguf import GGUFReader
+@pytest.fixture(scope="module")
+def written(pair, tmp_path_factory):
+    return gguf.GGUFReader(written_gguf.write_model(*pair, tmp_path_factory.mktemp("gguf") / "x.gguf"))
 
-    model, tokenizer = pair
-    config, path = model.config, written_gguf.write_model(model, tokenizer, tmp_path / "x.gguf")
-    entries = {name: field.contents() for name, field in GGUFReader(path).fields.items()}
+
+def test_the_head_describes_config_and_tokenizer(pair, written):
+    config, tokenizer = pair[0].config, pair[1]
+    entries = {name: field.contents() for name, field in written.fields.items()}
     assert entries["llama.block_count"] == config.num_hidden_layers
     assert entries["llama.attention.head_count_kv"] == config.num_key_value_heads
     assert entries["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(config.rms_norm_eps)
@@ -55,12 +57,9 @@ def test_rotating_neighbours_equals_rotating_halves():
     assert torch.allclose(right, made, atol=1e-4)
 
 
-def test_a_file_has_the_numbers_of_the_model(pair, tmp_path):
+def test_a_file_has_the_numbers_of_the_model(pair, written):
     """The rows of queries and keys stand in another order, and so do all rows of one head in the same one."""
-    from gguf import GGUFReader
-
-    path = written_gguf.write_model(*pair, tmp_path / "x.gguf")
-    found, weights = {tensor.name: tensor.data for tensor in GGUFReader(path).tensors}, dict(pair[0].named_parameters())
+    found, weights = {tensor.name: tensor.data for tensor in written.tensors}, dict(pair[0].named_parameters())
     assert len(found) == len(weights)
     for name, other in (("blk.0.ffn_down", "layers.0.mlp.down_proj"), ("token_embd", "embed_tokens")):
         assert np.array_equal(found[f"{name}.weight"], weights[f"model.{other}.weight"].detach().numpy())

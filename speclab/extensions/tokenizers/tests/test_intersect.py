@@ -7,16 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
-from transformers import LlamaConfig
 
 import optimized_speculative
 from speclab.core.sampling import Sampling
 from speclab.extensions.tokenizers.intersect import IntersectDrafter
 from speclab.extensions.tokenizers.shared_tokens import SharedTokens
 from speclab.extensions.tokenizers.tests.vocabularies import Pairs
-from speclab.models.cached import CachedModel
-from tests.decoding import speculative_rounds
+from tests.decoding import ScriptedTarget, speculative_rounds
 from tests.test_exact import (
     Job,
     Prefix,
@@ -33,27 +30,6 @@ from tests.test_exact import (
 SHARED = SharedTokens([0, 1, 2], [4, 0, 2], 4, 5)  # of the target's ids 0 to 3 and the draft's 0 to 4
 N_TARGET, N_DRAFT = 4, 5
 READS = Pairs(SHARED, N_DRAFT)
-
-
-class TableModel(nn.Module):
-    """A model whose next token has a row of probabilities for each text; its cache holds the ids."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, n_ids: int, row_of):
-        super().__init__()
-        sizes = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "hidden_size": 1}
-        self.config = LlamaConfig(vocab_size=n_ids, **sizes)
-        self.row_of = row_of
-
-    def forward(self, input_ids, past_key_values=None, use_cache=False, logits_to_keep: int = 0):
-        keys = input_ids[:, None, :, None].double()
-        if past_key_values is not None:
-            keys, _ = past_key_values.update(keys, keys, 0)
-        ids = keys[0, 0, :, 0].long().tolist()
-        ends = range(len(ids) - input_ids.shape[1] + 1, len(ids) + 1)
-        rows = [[float(weight) for weight in self.row_of(tuple(ids[:end]))] for end in ends]
-        return SimpleNamespace(logits=torch.tensor([rows], dtype=torch.float64).log()[:, -logits_to_keep:])
 
 
 def draft_row(seed: int, text: Prefix, zeros: bool) -> Row:
@@ -88,11 +64,10 @@ def centre_of(row: Row, token: int) -> float:
 
 
 def first_round(tables: Tables, seed: int, k: int, zeros: bool, uniforms: list[float]):
-    """The round after the prompt's, through the loop, the caches and the drafter."""
+    """The round after the prompt's, through the loop and the drafter."""
     given = iter([torch.tensor([0.5]), torch.tensor([uniforms], dtype=torch.float64)])
-    target = CachedModel(TableModel(N_TARGET, lambda text: tables.target[text[1:]]))
-    draft = CachedModel(TableModel(N_DRAFT, lambda text: draft_row(seed, text, zeros)))
-    drafter = IntersectDrafter(draft, SHARED, READS)
+    target = ScriptedTarget(tables.target.__getitem__, 1)
+    drafter = IntersectDrafter(ScriptedTarget(lambda text: draft_row(seed, text, zeros), 0), SHARED, READS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(optimized_speculative, "uniforms", lambda *args: next(given))
         rounds = speculative_rounds(target, drafter, torch.tensor([[0]]), k, k + 2, Sampling(1.0))
@@ -123,6 +98,3 @@ def test_a_round_emits_the_targets_joint_law(k, n_seeds, zeros):
         counts["outside"] += sum(chance for block, chance in law.items() if 3 in block)
         assert_lossless(job, SimpleNamespace(law=law))
     assert min(counts.values()) > 0, counts
-
-
-# --- a statistic ------------------------------------------------------------------------------------------------------

@@ -105,13 +105,9 @@ def test_the_context_of_the_draft_ends_the_proposals():
 
 def test_names():
     assert read(f"retokenize:{loading.LAB_DRAFT}").name == "retokenize:models/lab-pair/draft"
-    for kind in (
-        "retokenize",
-        "retokenize:",
-        "retokenize:model",
-        "hybrid:suffix+retokenize:a/b",
-        "tree:2:retokenize:a/b",
-    ):
+    wrong = [f"{word}{rest}" for word in ("retokenize", "intersect") for rest in ("", ":", ":model")]
+    wrong += ["hybrid:suffix+retokenize:a/b", "tree:2:retokenize:a/b", "dial:0.5:intersect:a/b"]
+    for kind in wrong:
         with pytest.raises(UsageProblem) as problem:
             read(kind)
         assert "\n" not in str(problem.value)

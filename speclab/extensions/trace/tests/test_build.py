@@ -11,11 +11,6 @@ from speclab.records.files import ComparisonRun, read
 MOST = 300_000  # bytes of the page
 
 
-@pytest.fixture(scope="module")
-def tokenizer(pair_folder):
-    return loading.load_tokenizer(str(pair_folder / "target"))
-
-
 def test_prices_are_the_records_and_no_clocks(tokenizer):
     costs = build.greedy_costs(read(build.RESULTS / f"{build.LANES_RECORD}.json", ComparisonRun))["model"]
     found = build.priced(scripted(tokenizer, "x", 30), costs, 5, costs)

@@ -8,10 +8,10 @@ import pytest
 
 import optimized_speculative
 from optimized_speculative import speculative_decode
+from solutions.ex01_shapes import shapes as of_exercise
 from speclab.core.accept import accept_from_logits
 from speclab.extensions.trace import follow
 from speclab.extensions.trace.__main__ import main, parse
-from speclab.extensions.trace.tests.test_shapes import of_exercise
 from speclab.extensions.trace.tests.test_trace import Tags
 from speclab.lab.instruments import LoopFunctions
 from speclab.models import loading
@@ -19,16 +19,6 @@ from speclab.system.errors import Problem
 from speclab.system.paths import ROOT
 from tests.cli.bad_inputs import Row
 from tests.cli.test_bad_inputs import check_row, folder, is_one_line  # noqa: F401 - a fixture
-
-TEXTS = [("code", "def f(x):"), ("prose", "return x")]
-SIZE = ["--threads", "1", "--engine", "eager", "--max-new-tokens", "24"]
-
-
-@pytest.fixture
-def models(pair_folder, monkeypatch) -> list[str]:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    return ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "draft"), *SIZE]
-
 
 # --- one decoding -----------------------------------------------------------------------------------------------------
 
@@ -64,15 +54,13 @@ def test_a_trace_in_the_terminal(models, capsys, words):
 
 
 def test_the_first_of_several_prompts_is_decoded(models, capsys):
-    assert main([*models, "--prompt", "def f(x):"]) == 0
-    alone = capsys.readouterr()
-    assert main([*models, "--prompt", "def f(x):", "--prompt", "return x"]) == 0
-    first = capsys.readouterr()
-    rounds = [re.sub(r"\d+\.\d\d", "", out.partition("round  kept")[2].partition("After the")[0]) for out in
-              (alone.out, first.out)]  # fmt: skip
-    columns = [re.findall(r'[+x>*.^?]".*', out) for out in rounds]
-    assert columns[0] == columns[1]
-    assert len(first.err.splitlines()) == len(alone.err.splitlines()) + 1
+    columns = []
+    for more in ([], ["--prompt", "return x"]):
+        assert main([*models, "--prompt", "def f(x):", *more]) == 0
+        out, err = capsys.readouterr()
+        columns.append(re.findall(r'[+x>*.^?]".*', out.partition("round  kept")[2]))
+        assert err.count("the first prompt is decoded") == len(more) // 2
+    assert columns[0] == columns[1] != []
 
 
 def test_lengths_that_choose_themselves_are_drawn(models, tmp_path):
@@ -99,11 +87,8 @@ def test_other_functions_take_part(models, capsys):
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_what_others_say_of_shapes_stands_beside_them(models, capsys, wrong):
-    def say(n_cached, n_new, d_model, n_heads, vocab_size) -> dict:
-        right = of_exercise(n_cached, n_new, d_model, n_heads, vocab_size)
-        return right | ({"ids": (99,)} if wrong else {})
-
-    functions = LoopFunctions(speculative_decode, shapes=say)
+    said = {"ids": (99,)} if wrong else {}
+    functions = LoopFunctions(speculative_decode, shapes=lambda *sizes: of_exercise(*sizes) | said)
     assert main(["shapes", *models, "--prompt", "def f(x):"], functions) == int(wrong)
     assert ("(99,)" in capsys.readouterr().out) == wrong
     assert parse(["shapes"]).uses == ("shapes",)

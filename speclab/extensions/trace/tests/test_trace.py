@@ -16,13 +16,20 @@ from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.core import clock as clock_module
 from speclab.core.counts import Counts
-from speclab.core.rounds import DecodeSettings, Draft, Round
+from speclab.core.rounds import DecodeSettings, Draft, Round, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.extensions.trace import follow, page, positions, trace, trace_terminal
-from speclab.extensions.trace.tests.trace_streams import clock, count_all, rounds, scripted, settings, with_texts
+from speclab.extensions.trace.tests.trace_streams import (
+    by_hand,
+    clock,
+    count_all,
+    rounds,
+    scripted,
+    settings,
+    with_texts,
+)
 from speclab.extensions.trace.trace import Position
 from speclab.lab.instruments import LoopFunctions, with_phases
-from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.models.pieces import Pieces
 from speclab.system import terminal
@@ -30,11 +37,6 @@ from speclab.system.paths import ROOT
 from tests.tiny_models import perturbed, tiny
 
 NASTY = 'a <script>alert(1)</script> <!-- & "x" </pre> {{ 7 * 7 }} \u202e\x1b[31m'
-
-
-@pytest.fixture(scope="session")
-def tokenizer(pair_folder):
-    return loading.load_tokenizer(str(pair_folder / "target"))
 
 
 def decoded(target, drafter, sampling, n_tokens=60, look=True) -> list[Round]:
@@ -184,16 +186,16 @@ def test_words_say_the_rules_outcome_and_where_it_was_broken(tokenizer):
     found = trace.trace(broken, clock([3]), tokenizer, "x", [4], settings())
     assert [token.against_rule for token in found.events[1].drafts] == [False, True]
     assert "accepted, against the rule: u x q = 0.4 is not below p = 0.1" in trace_terminal.terminal(found)
-    one_hot = trace.Token("x", "accepted", Position(5, 1.0, 1.0, 0.5))
-    assert trace_terminal.outcome(one_hot, greedy=True) == "accepted: the target's first choice is the same"
-    other = trace.Token("x", "rejected", Position(5, 0.0, 1.0, 0.5))
-    assert trace_terminal.outcome(other, greedy=True) == "rejected: the target's first choice is another"
+    assert "Against the rule 1 drafted token was accepted or rejected." in page_of(found)
+    assert "Against the rule" not in page_of(scripted(tokenizer, "x", 60))
+    for kind, target_prob, choice in (("accepted", 1.0, "the same"), ("rejected", 0.0, "another")):
+        token = trace.Token("x", kind, Position(5, target_prob, 1.0, 0.5))
+        assert trace_terminal.outcome(token, greedy=True) == f"{kind}: the target's first choice is {choice}"
 
 
 def test_close_numbers_get_the_digits_that_tell_them_apart():
-    assert trace_terminal._told_apart(0.12341, 0.12342) == ("0.12341", "0.12342")
-    assert trace_terminal._told_apart(0.1, 0.9) == ("0.1", "0.9")
-    assert trace_terminal._told_apart(0.5, 0.5) == ("0.5", "0.5")
+    for pair in ((0.12341, 0.12342), (0.1, 0.9), (0.5, 0.5)):
+        assert trace_terminal._told_apart(*pair) == tuple(map(str, pair))
 
 
 # --- spelling ---
@@ -212,13 +214,8 @@ def test_a_character_of_several_tokens_appears_with_its_last(tokenizer):
     assert "".join(t.text for e in found.events for t in e.tokens)
 
 
-def test_control_characters_are_pictures():
-    assert terminal.harmless("a\x1b[31m\u202e\x00\n\t") == "a␛[31m‹202E›␀\n\t"
-    assert trace.visible(" x\n") == "·x↵"
-    assert trace.visible("") == "◌"
-
-
-def test_every_kind_has_a_meaning_and_signs(tokenizer):
+def test_every_kind_has_a_meaning_and_signs_and_every_blank_a_picture(tokenizer):
+    assert [trace.visible(text) for text in (" x\n", "")] == ["·x↵", "◌"]
     kinds = set(trace_terminal.MEANINGS)
     assert kinds == set(trace_terminal.SIGNS) == set(page.KINDS)
     assert scripted(tokenizer, "x", 60).kinds < kinds
@@ -309,23 +306,15 @@ def test_page_holds_every_token_once(tokenizer, temperature):
     )
 
 
-def test_what_was_done_against_the_rule_is_said_on_the_page(tokenizer):
-    positions = [Position(5, 0.4, 0.5, 0.5), Position(6, 0.1, 0.8, 0.5), Position(9, 0.3)]
-    stream = [Round([3], prefill=True), Round([5, 6, 9], 2, 2, 0, False, None, {"verify": 0.01}, positions)]
-    found = trace.trace(stream, clock([3]), tokenizer, "x", [4], settings())
-    assert "Against the rule 1 drafted token was accepted or rejected." in page_of(found)
-    assert "Against the rule" not in page_of(scripted(tokenizer, "x", 60))
-
-
-@pytest.mark.parametrize("where", ["prompt", "names", "tokens"])
+@pytest.mark.parametrize("where", ["prompt", "names", "tokens", "tree"])
 def test_nothing_in_a_text_becomes_markup(tokenizer, where):
     ids = tokenizer(NASTY).input_ids
     names = {"target": NASTY, "draft": NASTY} if where == "names" else {}
     stream = rounds(ids, 60)
-    said = [t for r in stream for t in r.tokens]
     prompt = NASTY if where == "prompt" else "x"
-    found = trace.trace(stream, clock(said), tokenizer, prompt, ids, {**settings(), **names})
-    found = with_texts(found, NASTY) if where == "tokens" else found
+    found = trace.trace(stream, clock(tokens_of(stream)), tokenizer, prompt, ids, {**settings(), **names})
+    found = by_hand(tokenizer) if where == "tree" else found
+    found = with_texts(found, NASTY) if where in ("tokens", "tree") else found
     text = page_of(found)
     tags = Tags(text)
     assert [name for name, _ in tags.tags].count("script") == 2  # the data and the page's own

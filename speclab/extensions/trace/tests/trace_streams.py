@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 
-from speclab.core.rounds import Round
+from speclab.core.rounds import Round, tokens_of
 from speclab.extensions.trace import trace
 from speclab.extensions.trace.trace import Position
 
@@ -55,9 +55,23 @@ def scripted(tokenizer, prompt: str, n_tokens: int = 60, vocab: list[int] | None
     """A trace whose baseline says the same, at a hundred tokens a second."""
     temperature = options.pop("temperature", 0.8)
     stream = rounds(vocab or list(range(1, len(tokenizer))), n_tokens, **options)
-    said = [token for round_ in stream for token in round_.tokens]
     ids = tokenizer(prompt).input_ids
-    return trace.trace(stream, clock(said), tokenizer, prompt, ids, settings(temperature))
+    return trace.trace(stream, clock(tokens_of(stream)), tokenizer, prompt, ids, settings(temperature))
+
+
+def at(token: int, parent: int | None, kept: bool, tested: bool = True) -> Position:
+    return Position(token, 0.9 if kept else 0.1, 1.0, 0.5, parent, tested)
+
+
+def by_hand(tokenizer, finish: str | None = None, n_accepted: int = 2) -> trace.Trace:
+    """A tree whose text goes 11 14. Beside 11 stand 10, tried before it, and 12; 13 before 14; 15 and 16 after 14."""
+    positions = [
+        at(11, -1, True), at(14, 0, True), at(10, -1, False), at(12, -1, False, False), at(13, 0, False),
+        at(15, 1, False), at(16, 1, False), at(17, 3, False, False), Position(18, 0.3),
+    ]  # fmt: skip
+    tokens = [11, 14, 18] if finish is None else [11, 14][:n_accepted]
+    own = Round(tokens, 8, n_accepted, int(finish is None), False, finish, {"verify": 0.01}, positions)
+    return trace.trace([Round([3], prefill=True), own], clock([3, *tokens]), tokenizer, "x", [4], settings())
 
 
 def count_all(stream: list[Round]) -> dict[str, int]:

@@ -119,12 +119,11 @@ def different(trial: Trial, prefix: Prefix, m: int) -> list[Siblings]:
 def different_or_none(trial: Trial, prefix: Prefix, m: int) -> list[Siblings]:
     """The same, and what is missing stays in its place: id 0 with a law of zeros, and what follows it."""
     zeros = [ZERO] * trial.tables[0].vocab
-    found = []
-    for tokens, laws, handed, chance in different(trial, prefix, m):
-        n = m - len(tokens)
-        filled = (*tokens, *[0] * n), laws + [zeros] * n, handed + [floats(zeros)] * n
-        found.append(Siblings(*filled, chance))
-    return found
+    return [
+        Siblings((*tokens, *[0] * n), laws + [zeros] * n, handed + [floats(zeros)] * n, chance)
+        for tokens, laws, handed, chance in different(trial, prefix, m)
+        for n in [m - len(tokens)]
+    ]
 
 
 @functools.cache
@@ -238,10 +237,8 @@ def path_of(index: int, trial: Trial, one: Grown, rule: Rule) -> Path:
         branches.append((*branches[parent + 1], i))
     order = sorted(range(len(one.tokens)), key=lambda i: branches[i + 1] if trial.depth_first else i)
     number = {-1: -1} | {old: new for new, old in enumerate(order)}
-    tokens, (laws, handed) = (
-        tuple(one.tokens[i] for i in order),
-        ([x[i] for i in order] for x in (one.laws, one.handed)),
-    )
+    tokens = tuple(one.tokens[i] for i in order)
+    laws, handed = ([x[i] for i in order] for x in (one.laws, one.handed))
     parents, prefixes = [number[one.parents[i]] for i in order], [(), *(one.prefixes[i + 1] for i in order)]
     rows = [trial.tables[0].target[prefix] for prefix in prefixes]
     corners = corners_of(tokens, parents, [*map(len, prefixes)], laws, rows, rule is follow)

@@ -8,9 +8,9 @@ from speclab.core.rounds import tokens_of
 from speclab.core.sampling import Sampling
 from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.extensions.trees.best import BestTreeDrafter
-from speclab.extensions.trees.checks import check_tree
 from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.extensions.trees.merged import MergedDrafter
+from speclab.extensions.trees.register import check_tree
 from speclab.lab.bench import Bench
 from speclab.lab.harness import measure
 from speclab.models.cached import CachedModel

@@ -12,9 +12,9 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.engines.c_pass import CBackend
 from speclab.engines.cuda import graphs
 from speclab.extensions.trees.best import BestTreeDrafter
-from speclab.extensions.trees.checks import check_tree
 from speclab.extensions.trees.draft import TreeDraft, chain, reads
 from speclab.extensions.trees.fixed import TreeDrafter, level_parents
+from speclab.extensions.trees.register import check_tree
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem
@@ -89,10 +89,8 @@ def test_a_tree_of_one_branch_is_a_chain(kind):
 
 def test_a_small_vocabulary_has_fewer_choices():
     """The last one stands for those that it lacks."""
-    model = tiny("llama", vocab_size=3)
-    prompt = PROMPT.remainder(3)
-    tree = TreeDrafter(ModelDrafter(CachedModel(perturbed(model, 0.2))), (5, 2))
-    target = CachedModel(model)
+    model, prompt = tiny("llama", vocab_size=3), PROMPT.remainder(3)
+    target, tree = CachedModel(model), TreeDrafter(ModelDrafter(CachedModel(perturbed(model, 0.2))), (5, 2))
     rounds = decoded(target, tree, prompt, 20)
     assert tokens_of(rounds) == plain_text(target, prompt, 20)
     assert max(r.n_drafted for r in rounds) == 15
@@ -322,14 +320,12 @@ def test_families_that_take_trees(family):
 def test_recurrent_drafts_are_refused(kind, monkeypatch):
     """A draft model reads the branches, too."""
     setup = Setup(CachedModel(tiny("llama")), None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
-    drafts = {"llama": CachedModel(tiny("llama")), "mamba": CachedModel(tiny_families.tiny("mamba"))}
-    for family, draft in drafts.items():
-        monkeypatch.setattr(Setup, "load_draft", lambda setup, name, draft=draft: draft)
-        if family == "llama":
-            registry.make(kind, setup)
-            continue
-        with pytest.raises(EnvironmentProblem, match="recurrent layers, whose states cannot be cropped"):
-            registry.make(kind, setup)
+    drafts = [CachedModel(tiny("llama")), CachedModel(tiny_families.tiny("mamba"))]
+    monkeypatch.setattr(Setup, "load_draft", lambda setup, name: drafts[0])
+    registry.make(kind, setup)
+    del drafts[0]
+    with pytest.raises(EnvironmentProblem, match="recurrent layers, whose states cannot be cropped"):
+        registry.make(kind, setup)
 
 
 @pytest.mark.parametrize("ignored", ["position_ids", "attention_mask"])
@@ -339,6 +335,12 @@ def test_a_model_that_ignores_what_a_tree_needs_is_refused(ignored):
     model.forward = lambda *args, **options: right(*args, **options | {ignored: None})
     with pytest.raises(EnvironmentProblem, match="branches"):
         check_tree(CachedModel(model))
+
+
+@pytest.mark.parametrize("family", ["bloom", "llama4_text"])
+def test_a_family_that_takes_no_mask_of_a_tree_is_refused(family):
+    with pytest.raises(EnvironmentProblem, match="branches"):
+        check_tree(CachedModel(tiny_families.tiny(family)))
 
 
 # --- Which drafters can -----------------------------------------------------------------------------------------------

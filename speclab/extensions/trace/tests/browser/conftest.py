@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from speclab.models import loading
-
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 FLAGS = [
@@ -35,11 +33,6 @@ def browser():
         chromium = started.chromium.launch(executable_path=found or own, args=[*FLAGS, *sandbox])
         yield chromium
         chromium.close()
-
-
-@pytest.fixture(scope="session")
-def tokenizer(pair_folder):
-    return loading.load_tokenizer(str(pair_folder / "target"))
 
 
 @pytest.fixture

@@ -45,7 +45,6 @@ class ExitConfig(NamedTuple):
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Return the target's layer, from 0, whose output it reads."""
         return (self.exit_layer - 1,)
 
 

@@ -1,0 +1,202 @@
+"""Right answers of other kinds pass the checks: numbers of any kind, lists for pairs, arguments that are used up.
+Wrong ones that are easy to give fail one, and the first check that fails names the idea behind it."""
+
+import re
+
+import numpy
+import pytest
+import torch
+
+from exercises import distilled
+from speclab.extensions.learner import checks
+from speclab.models import prompts
+from speclab.models.loading import LAB_DRAFT
+from tests.exercises.answers import (
+    VOICES,
+    copy_of,
+    failures,
+    mistaken,
+    mistakes,
+    whole,
+    with_mistakes,
+    with_wrong_answer,
+)
+
+# --- right answers ----------------------------------------------------------------------------------------------------
+
+NUMPYS_SHAPES = """
+def shapes(n_cached, n_new, d_model, n_heads, vocab_size):
+    import numpy
+
+    head_dim, n_asked = numpy.int64(d_model) // n_heads, numpy.int32(n_cached + n_new)
+    kv = (n_heads, n_asked, head_dim)
+    return {
+        "ids": (n_new,),
+        "hidden": (n_new, d_model),
+        "q": (n_heads, n_new, head_dim),
+        "k": kv,
+        "v": kv,
+        "scores": torch.Size((n_heads, n_new, int(n_asked))),
+        "logits": (n_new, vocab_size),
+    }
+"""
+USED_UP = """
+def verify_draft(drafted, draft_probs, target_probs, uniforms, draw):
+    import numpy
+
+    last, kept = uniforms.pop(), numpy.int64(0)
+    while drafted:
+        token, i = drafted.pop(0), int(kept)
+        if not is_accepted(float(target_probs[i, token]), float(draft_probs[i, token]), uniforms.pop(0)):
+            target_probs[i] = residual(target_probs[i], draft_probs[i])
+            break
+        kept += 1
+    return [kept, numpy.int64(draw(target_probs[int(kept)], last))]
+"""
+COUNTED_DOWN = """
+def draft_chain(forward, draw, states, tokens, position, k):
+    import numpy
+
+    drafted, end, tokens = [], numpy.int64(position), list(tokens)
+    while len(drafted) < k:
+        state = forward(states, list(tokens), end)
+        end, states = end + len(tokens), state.clone()
+        tokens.clear()
+        tokens.append(draw(state))
+        drafted += tokens
+    return tuple(drafted)
+"""
+BY_PAIRS = """
+def expected_accepted(target_first, target_second, draft_first, draft_second):
+    import torch
+
+    both = torch.minimum(target_first, draft_first)[:, None] * torch.minimum(target_second, draft_second)
+    return torch.minimum(target_first, draft_first).sum() + both.sum()
+"""
+STACKED = """
+def walk(logits, bias, last, probs, draw):
+    import numpy
+
+    logits, tokens = logits.clone(), [numpy.int64(last)]
+    for i in range(len(logits)):
+        logits[i] += bias(tokens[-1])
+        tokens.append(numpy.int64(draw(probs(logits[i : i + 1])[0])))
+    return tokens[1:], list(probs(logits))
+"""
+
+
+IN_FLOAT32 = """
+def expected_tokens(drawn, later):
+    import torch
+
+    sums = 1 + torch.tensor([*drawn, *later]).cumprod(0).cumsum(0)
+    return [1.0, *sums.tolist()][len(drawn) :]
+"""
+FIRST_FALL = """
+def knee(batches, speedups):
+    import numpy
+
+    below = [i for i, speedup in enumerate(speedups) if speedup <= 1]
+    if not below or below[0] == 0:
+        return batches[0] if below else None
+    ends = slice(below[0] - 1, below[0] + 1)
+    return float(numpy.exp(numpy.interp(-1, [-s for s in speedups[ends]], numpy.log(batches[ends]))))
+"""
+
+RIGHT = {
+    "shapes": ("ex01_shapes", NUMPYS_SHAPES),
+    "next_token": ("ex02_greedy", "def next_token(own, n_accepted):\n    return torch.tensor(own)[n_accepted]"),
+    "verify_draft": ("ex04_rejection", USED_UP),
+    "draft_chain": ("ex11_feature_draft", COUNTED_DOWN),
+    "expected_accepted": ("ex12_block_draft", BY_PAIRS),
+    "walk": ("ex12_block_draft", STACKED),
+    "expected_tokens": ("ex09_stop_when_unsure", IN_FLOAT32),
+    "knee": ("ex13_batch_knee", FIRST_FALL),
+}
+
+
+def test_an_index_is_a_whole_number():
+    for answer in (4, numpy.int64(4), torch.tensor(4)):
+        assert (whole(answer), type(whole(answer))) == (4, int)
+    for answer in (4.0, numpy.float64(4), torch.tensor(4.0), "4", None, [4]):
+        with pytest.raises(TypeError):
+            whole(answer)
+
+
+@pytest.mark.parametrize("hole", RIGHT)
+def test_a_right_answer_of_another_kind_passes(hole):
+    stem, source = RIGHT[hole]
+    learner = with_wrong_answer(stem, hole, source)
+    learner.torch = torch
+    assert list(failures(learner, stem)) == []
+
+
+def test_what_exercise_18_says_of_a_real_draft(monkeypatch, capsys):
+    """On one short prompt: the loss promises less than what is kept, and at best what a perfect draft has."""
+    standard = prompts.standard()
+    monkeypatch.setattr(prompts, "standard", lambda: standard[:1])
+    monkeypatch.setattr(distilled, "NEW", 16)
+    assert distilled.main([LAB_DRAFT, "--impl", "solutions"]) == 0
+    loss, entropy, least, kept, choice, promised, replayed = map(float, capsys.readouterr().out.split()[-7:])
+    assert loss > entropy > 0
+    assert 0 <= least <= kept < 1
+    assert 1 < promised == pytest.approx(sum(choice**i for i in range(5)), abs=0.05)
+    assert 1 < replayed <= 5
+
+
+# --- wrong answers ----------------------------------------------------------------------------------------------------
+
+# An exception and a time limit say that something is wrong, and not what.
+NO_WORDS = re.compile(r"\w*(Error|Exception|Iteration|Exit|Interrupt)\b|still running|\w+ returned None")
+STEMS = [exercise.stem for exercise in checks.exercises() if exercise.number != 8]  # that one has its own table
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_every_known_wrong_answer_fails_a_check(stem):
+    """And says why in words: no bare assertion, no exception from inside the check. The words are about the code, "it
+    looks as if yours ...", or about the rule, "remember: ..."."""
+    assert len(mistakes(stem)) >= 2
+    for answer in mistakes(stem):
+        _, said = next(failures(mistaken(stem, answer), stem), ("", ""))
+        assert said, f"no check notices: {answer}"
+        assert not said.startswith("assert "), answer
+        assert NO_WORDS.match(said) or VOICES.search(said), f"{answer}: {said}"
+
+
+STATISTIC = "test_sampled_rounds_follow_the_targets_law"
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "the correction is drawn from the target's row, not from the residual",
+        "u <= p / q lets a token of target probability 0 pass at u = 0",
+        "the bonus token is drawn from the draft's last row",
+    ],
+)
+def test_the_statistic_of_exercise_four_notices_by_itself(mistake):
+    """The exact checks run before it and would hide that it notices nothing."""
+    stem = "ex04_rejection"
+    found = dict(failures(mistaken(stem, mistake), stem))
+    assert found[STATISTIC].endswith(f": {mistake}")
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "check"),
+    [
+        ("draws[:, :draft_length], draws[:, draft_length:]", "draws, draws", "test_nothing_else_is_broken"),
+        ("n_accepted, n_rejected = i + 1, 0", "n_accepted = i + 1", "test_nothing_follows_an_end_of_text"),
+        (
+            "n_accepted, n_rejected = i + 1, 0",
+            "n_accepted, n_rejected = i + 1, 0\n                else:\n                    n_rejected = 0",
+            "test_nothing_follows_an_end_of_text",
+        ),
+    ],
+    ids=["uniforms used twice", "n_rejected not reset", "n_rejected always reset"],
+)
+def test_a_wrong_loop_fails_its_check(right, wrong, check):
+    """Exercise 8: what its checks have let pass."""
+    stem = "ex08_bug_hunt"
+    source = with_mistakes(stem)
+    assert right in source
+    assert next(failures(copy_of(stem, source.replace(right, wrong)), stem))[0] == check
