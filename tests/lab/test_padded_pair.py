@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from speclab.models.names import LAB_TARGET
 
 from speclab.cli import compare as command
 from speclab.lab import comparison
 from speclab.lab.bench import Bench
+from speclab.models.loading import LAB_TARGET
 from speclab.models.padded import sizes
 from speclab.system.errors import EnvironmentProblem
 
