@@ -111,7 +111,7 @@ def worst_difference(cached: CachedModel, ids: list[int]) -> float:
 @pytest.fixture(autouse=True)
 def lengths_of_prompts(monkeypatch):
     """A backend remembers how long its prompt was, which a recomputation must read in one pass, too; and its passes."""
-    right, read = RecurrentBackend.prefill, RecurrentBackend._read
+    right, read = RecurrentBackend.prefill, RecurrentBackend._pass
 
     def prefill(backend: RecurrentBackend, prompt: Tensor) -> Tensor:
         backend.n_prompt, backend.n_read = prompt.shape[1], 0
@@ -122,7 +122,7 @@ def lengths_of_prompts(monkeypatch):
         return read(backend, *args)
 
     monkeypatch.setattr(RecurrentBackend, "prefill", prefill)
-    monkeypatch.setattr(RecurrentBackend, "_read", count)
+    monkeypatch.setattr(RecurrentBackend, "_pass", count)
 
 
 # --- texts, states and passes ----------------------------------------------------------------------------------------
