@@ -22,7 +22,6 @@ from speclab.core.law import Law
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import GREEDY, NOT_FINITE, Drawn, Sampling, draw_draft, probability, to_device
 from speclab.models.cached import CachedModel, distributions, tokens_to_keep
-from speclab.models.family import check_draft_prompts
 from speclab.system.errors import EnvironmentProblem
 
 
@@ -96,8 +95,8 @@ class ModelDrafter(Drafter):
         eager = "; on the eager engine" * (self.draft.engine != engine)
         return loading.describe_model(name, self.draft.model, "draft") + eager
 
-    def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
-        return check_draft_prompts(self.draft.room, list(map(len, prompts)), max_new_tokens)
+    def check_prompts(self, prompts: Sequence[list[int]]) -> None:
+        self.draft.room.check_draft(map(len, prompts))
 
     def not_fed(self) -> Tensor:
         """Return the committed ids that are not in the draft's cache yet, (1, m)."""

@@ -36,7 +36,6 @@ from speclab.lab import harness
 from speclab.lab.bench import Bench
 from speclab.lab.harness import kept_when_stopped
 from speclab.lab.output_checks import judge_greedy
-from speclab.models.checking.rounding import logits_after
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present.tables import Block, Cell, Lines, Table, number
@@ -92,12 +91,14 @@ def count_margins(
     rows: dict[str, Margins], setup: Setup, drafters: dict[str, Drafter], prompt: Prompt, text: list[int]
 ) -> None:
     """Add what a replay of the rounds along a greedy text accepts, to the row of each draft."""
-    before, size = torch.tensor([text[:-1]], dtype=torch.long, device=setup.device), setup.target.vocab_size
-    logits = logits_after(setup.target.model, prompt.ids.to(setup.device), before)[0, :, :size].float()  # (n, vocab)
+    target, before = setup.target, torch.tensor([text[:-1]], dtype=torch.long, device=setup.device)
+    with torch.inference_mode():
+        logits = target.family.logits_after(target.model, prompt.ids.to(setup.device), before)
+    logits = logits[0, :, : target.vocab_size].float()  # (n, vocab)
     first, second = logits.topk(2).values.unbind(-1)
     margins = (first - second).tolist()
     for name, drafter in drafters.items():
-        law = drafter.law(setup.target, prompt.id_list, text, GREEDY, K)
+        law = drafter.law(target, prompt.id_list, text, GREEDY, K)
         row = rows.setdefault(name, Margins(draft=name, groups=[Group(low=low) for low in EDGES]))
         count(row, margins, law.accept_probs(lambda: GREEDY.probs(logits).cpu(), text), K)
 

@@ -1,7 +1,9 @@
-"""Exercise 17: serving.
+"""Exercise 17: read a server.
 
 Chapter: docs/chapters/17-serving.md. Check: python check.py 17
 """
+
+from typing import NamedTuple
 
 from exercises import Todo
 
@@ -9,7 +11,6 @@ SPECULATION = "vllm:spec_decode_num_"
 DRAFTS = SPECULATION + "drafts_total"  # rounds that drafted something
 DRAFTED = SPECULATION + "draft_tokens_total"
 ACCEPTED = SPECULATION + "accepted_tokens_total"
-LEFT_OUT = ("engine", "model_name")  # labels that say whose a value is, not what it counts
 
 
 def kept_at(place: int) -> str:
@@ -17,27 +18,17 @@ def kept_at(place: int) -> str:
     return f'{SPECULATION}accepted_tokens_per_pos_total{{position="{place}"}}'
 
 
-def read_counters(page: str) -> dict[str, float]:
-    r"""What a /metrics page has counted.  -> series and value, the sum over all engines behind the page
+class Curve(NamedTuple):
+    """What a server has counted of its rounds."""
 
-    A line `# TYPE name kind` says what the lines after it are, up to the next such line, whatever they are called.
-    Those of a counter or of a histogram count; those of any other kind (a gauge goes up and down) are left out, as is
-    what stands before the first such line. Other lines that begin with # say nothing here. The rest are values: `name
-    number`, or `name{label="value",label="value"} number`. There is no quotation mark in a value, but any other
-    character may be. A number is written as Python's float() reads it, +Inf and NaN too.
-
-    A series is called as on the page, without the labels of LEFT_OUT, and without {} where no other one is left. Lines
-    that are called the same then are added up.
-
-    >>> page = '# TYPE n_total counter\nn_total{engine="0",at="1"} 2.0\nn_total{engine="1",at="1"} 3.0\n'
-    >>> read_counters(page + '# TYPE busy gauge\nbusy 1.0\n')
-    {'n_total{at="1"}': 5.0}
-    """
-    raise Todo("ex17: read_counters")
+    rounds: int  # that drafted something
+    drafted: int  # tokens
+    kept: tuple[int, ...]  # rounds that kept the token at position 1, 2, ..., k
 
 
 def between(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """How far every series of `after` went on since `before`, both as read_counters gives them.
+    """How far every series of `after` went on since `before`, both as `read_counters` of exercises/transcript.py reads
+    them off a page: name and value.
 
     One that is new began at 0. ValueError where one fell, or is gone: then it is not the server of before, or that one
     was started again.
@@ -62,20 +53,6 @@ def acceptance(counts: dict[str, float], k: int) -> tuple[float | None, float, f
     (0.5714285714285714, 0.5, 2.0)
     """
     raise Todo("ex17: acceptance")
-
-
-def predict(
-    plain: float, k: int, draft_cost: float, verify_cost: float, overhead: float, tokens_per_round: float
-) -> float:
-    """Seconds per token with speculation, where a token without it takes `plain` seconds.
-
-    All costs are in plain tokens: `draft_cost` of one drafted token, `verify_cost` of the target's pass over k + 1
-    tokens, `overhead` of everything else in a round.
-
-    >>> predict(0.5, 4, 0.125, 1.25, 0.25, 2.0)  # a round: 2 plain tokens, 1 second
-    0.5
-    """
-    raise Todo("ex17: predict")
 
 
 def from_stream(chunks: list[tuple[float, int]]) -> tuple[float, float]:
@@ -108,3 +85,35 @@ def reconcile(counts: dict[str, float], own_rounds: list[tuple[int, int]], k: in
     ['equal', 'last round', 'drafts']
     """
     raise Todo("ex17: reconcile")
+
+
+def conditional(curve: Curve) -> list[float | None]:
+    """The share of the rounds that kept each position among those that kept the position before it.
+
+    All rounds reach the first position. None where no round kept the position before.
+
+    >>> conditional(Curve(100, 300, (80, 40, 0)))
+    [0.8, 0.5, 0.0]
+    """
+    raise Todo("ex17: conditional")
+
+
+def diagnose(curve: Curve) -> str:
+    """What is wrong with the draft, or with the server. The first line that is true decides:
+
+    "too few"       there are fewer than 30 rounds
+    "unverified"    f is 0.9 or more: a loop, the target as its own draft, or nothing is verified
+    "states"        the first position is kept in less than 0.15 of the rounds: wrong states, or no weights
+    "recursion"     the second position's conditional rate is below half of the first's
+    "independent"   conditional rates fall from position 1 to 2 to 3, and the third is below two thirds of the second
+    "another draft" accepted / tested is below 0.55
+    "k too long"    k is 6 or more, and the second half of the positions brings less than 0.15 of the accepted tokens
+    "fine"          nothing of all this
+
+    All drafts here have k tokens. The second half of k = 7 positions are the last four: it begins behind the first
+    k // 2.
+
+    >>> diagnose(Curve(300, 1200, (240, 190, 160, 130))), diagnose(Curve(500, 2000, (400, 20, 4, 0)))
+    ('fine', 'recursion')
+    """
+    raise Todo("ex17: diagnose")

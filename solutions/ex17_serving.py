@@ -1,34 +1,21 @@
-"""Solution 17: serving."""
+"""Solution 17: read a server."""
 
-import re
+from typing import NamedTuple
 
 SPECULATION = "vllm:spec_decode_num_"
 DRAFTS = SPECULATION + "drafts_total"  # rounds that drafted something
 DRAFTED = SPECULATION + "draft_tokens_total"
 ACCEPTED = SPECULATION + "accepted_tokens_total"
-LEFT_OUT = ("engine", "model_name")  # labels that say whose a value is, not what it counts
 
 
 def kept_at(place: int) -> str:
     return f'{SPECULATION}accepted_tokens_per_pos_total{{position="{place}"}}'
 
 
-def read_counters(page: str) -> dict[str, float]:
-    found: dict[str, float] = {}
-    counts = False
-    for line in page.split("\n"):
-        if line.startswith("# TYPE "):
-            counts = line.split()[-1] in ("counter", "histogram")
-        if not counts or not line or line.startswith("#"):
-            continue
-        # Split at the last blank: a label's value may have some, too.
-        series, number = line.rsplit(maxsplit=1)
-        name = series.partition("{")[0]
-        labels = [label for label in re.findall(r'\w+="[^"]*"', series) if label.partition("=")[0] not in LEFT_OUT]
-        if labels:
-            name += "{" + ",".join(labels) + "}"
-        found[name] = found.get(name, 0.0) + float(number)
-    return found
+class Curve(NamedTuple):
+    rounds: int  # that drafted something
+    drafted: int  # tokens
+    kept: tuple[int, ...]  # rounds that kept the token at position 1, 2, ..., k
 
 
 def between(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
@@ -44,12 +31,6 @@ def acceptance(counts: dict[str, float], k: int) -> tuple[float | None, float, f
     rejected = drafts - counts[kept_at(k - 1)]
     alpha = accepted / (accepted + rejected) if drafted == k * drafts else None
     return alpha, accepted / drafted, 1 + accepted / drafts
-
-
-def predict(
-    plain: float, k: int, draft_cost: float, verify_cost: float, overhead: float, tokens_per_round: float
-) -> float:
-    return plain * (k * draft_cost + verify_cost + overhead) / tokens_per_round
 
 
 def from_stream(chunks: list[tuple[float, int]]) -> tuple[float, float]:
@@ -84,3 +65,29 @@ def reconcile(counts: dict[str, float], own_rounds: list[tuple[int, int]], k: in
     own = counted(own_rounds)
     names = {"drafts": DRAFTS, "drafted": DRAFTED}
     return next((name for name, series in names.items() if counts[series] != own[series]), "accepted")
+
+
+def conditional(curve: Curve) -> list[float | None]:
+    before = (curve.rounds, *curve.kept)
+    return [kept / reached if reached else None for kept, reached in zip(curve.kept, before, strict=False)]
+
+
+def diagnose(curve: Curve) -> str:
+    accepted, k = sum(curve.kept), len(curve.kept)
+    tested = curve.rounds + sum(curve.kept[:-1])  # position i + 1 was tested where position i was kept
+    rates = [rate or 0.0 for rate in conditional(curve)]  # what no round reached says nothing against the draft
+    if curve.rounds < 30:
+        return "too few"
+    if accepted / curve.drafted >= 0.9:
+        return "unverified"
+    if rates[0] < 0.15:
+        return "states"
+    if len(rates) > 1 and rates[1] < rates[0] / 2:
+        return "recursion"
+    if len(rates) > 2 and rates[0] > rates[1] > rates[2] and rates[2] < rates[1] * 2 / 3:
+        return "independent"
+    if accepted / tested < 0.55:
+        return "another draft"
+    if k >= 6 and sum(curve.kept[k // 2 :]) < 0.15 * accepted:
+        return "k too long"
+    return "fine"

@@ -1,4 +1,4 @@
-"""The rooms of the Speculative Decoding Lab; CONTRIBUTING.md lists what imports what.
+"""The rooms of the Speculative Decoding Lab; docs/architecture.md lists what imports what.
 
 `from speclab import load, speculate` is the lab from Python (speclab/api.py).
 """

@@ -31,7 +31,7 @@ from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.models import loading
 from speclab.models.checking.checks import check_model
-from speclab.models.names import ENGINES
+from speclab.models.engine_choice import ENGINES
 from speclab.models import generation
 from speclab.models.pieces import with_text
 from speclab.models.prompts import Messages, Prompt, chats_ids, encode

@@ -16,21 +16,8 @@ from speclab.engines.eager import EagerBackend
 from speclab.models.cached import CachedModel
 from speclab.models.family import Room
 
-_used: dict[int, tuple[torch.Generator, int]] = {}  # by id; the generator is held, so that no other one gets its id
 
-
-def settings(
-    n_tokens: int,
-    sampling: Sampling = GREEDY,
-    generator: torch.Generator | None = None,
-    eos: Iterable[int] = (),
-) -> DecodeSettings:
-    """With the generator's own seed at its first use, and another one at each further use."""
-    seed = 0
-    if generator is not None:
-        n_before = _used[id(generator)][1] if id(generator) in _used else 0
-        _used[id(generator)] = (generator, n_before + 1)
-        seed = generator.initial_seed() + 1_000_003 * n_before
+def settings(n_tokens: int, sampling: Sampling = GREEDY, seed: int = 0, eos: Iterable[int] = ()) -> DecodeSettings:
     return DecodeSettings(n_tokens, sampling, frozenset(eos), seed)
 
 
@@ -44,28 +31,6 @@ def speculative_rounds(
 ) -> Iterator[Round]:
     """The speculative loop's rounds."""
     return speculative_decode(target, drafter, prompt, k, settings(n_tokens, *how, **more), accept)
-
-
-class Noted:
-    """Passes everything to a drafter and writes down how many tokens were asked for, after how many new ones, and the
-    draft."""
-
-    def __init__(self, drafter):
-        self.drafter, self.asked, self.places, self.drafts, self._n = drafter, [], [], [], 0
-
-    def prefill(self, *args):
-        self.drafter.prefill(*args)
-
-    def propose(self, k, uniforms):
-        draft = self.drafter.propose(k, uniforms)
-        self.asked.append(k)
-        self.places.append(self._n)
-        self.drafts.append(draft)
-        return draft
-
-    def observe(self, n_accepted, committed):
-        self._n += len(committed)
-        self.drafter.observe(n_accepted, committed)
 
 
 def keys_and_values(cached: CachedModel) -> list[tuple[Tensor, Tensor]]:

@@ -12,7 +12,7 @@ from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.engines.cuda import graphs
 from speclab.engines.cuda.cuda_graphs import GraphedModel
-from speclab.models import loading, names
+from speclab.models import engine_choice, loading
 from speclab.models.cached import CachedModel
 from speclab.models.checking import rounding
 from speclab.models.padded import padding
@@ -63,8 +63,7 @@ def test_a_round_waits_for_the_device_once(temperature):
     target, drafter = on_gpu("llama", True), ModelDrafter(on_gpu("llama", True, noise=0.1))
 
     def decoding():
-        generator = torch.Generator("cuda").manual_seed(3)
-        return iter(speculative_rounds(target, drafter, PROMPT.cuda(), 4, N_NEW, Sampling(temperature), generator))
+        return iter(speculative_rounds(target, drafter, PROMPT.cuda(), 4, N_NEW, Sampling(temperature), seed=3))
 
     for _ in decoding():  # what is captured on the way
         pass
@@ -92,8 +91,7 @@ def test_sampled_rounds_do_not_depend_on_the_engine():
     for seed in range(20):
         rounds = []
         for target, drafter in pairs:
-            generator = torch.Generator("cuda").manual_seed(seed)
-            rounds.append(list(speculative_rounds(target, drafter, PROMPT.cuda(), 3, 12, Sampling(0.9), generator)))
+            rounds.append(list(speculative_rounds(target, drafter, PROMPT.cuda(), 3, 12, Sampling(0.9), seed=seed)))
         same += rounds[0] == rounds[1]
     assert same >= 19
 
@@ -104,8 +102,7 @@ def test_the_third_decoding_records_nothing(sampling):
     target, drafter = on_gpu("llama", True), ModelDrafter(on_gpu("llama", True, noise=0.1))
     found, recorded = [], []
     for _ in range(3):
-        generator = torch.Generator("cuda").manual_seed(3)
-        found.append(list(speculative_rounds(target, drafter, PROMPT.cuda(), 4, N_NEW, sampling, generator)))
+        found.append(list(speculative_rounds(target, drafter, PROMPT.cuda(), 4, N_NEW, sampling, seed=3)))
         recorded.append(graphs.captures.n)
     assert found[0] == found[1] == found[2]
     assert recorded[1] == recorded[2] > 0
@@ -128,7 +125,7 @@ def test_two_decodings_side_by_side_over_many_buckets():
             assert verdict is None or verdict.numerical
 
 
-@pytest.mark.parametrize("wish", names.ENGINES)
+@pytest.mark.parametrize("wish", engine_choice.ENGINES)
 def test_the_lab_pair_in_bfloat16_differs_at_near_ties_only(wish):
     parser = parsing.make_parser("test")
     flags.add_shared_flags(parser)

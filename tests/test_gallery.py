@@ -1,4 +1,4 @@
-"""Tests of the decoding that no other file has: random numbers, sampled texts in the long run, counts, and scripts."""
+"""Tests of the decoding that no other file has: random numbers, sampled texts in the long run, what scripts print."""
 
 import itertools
 import math
@@ -14,14 +14,12 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.cli import decoding, flags
 from speclab.core import accept as accept_module
 from speclab.core.accept import accept
-from speclab.core.counts import Counts
 from speclab.core.rounds import AcceptResult, Draft, Round, tokens_of
 from speclab.core.sampling import Sampling, draw
 from speclab.drafts import registry
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.theory.formulas import book_formula, expected_tokens_per_round
 from tests.decoding import ScriptedTarget, speculative_rounds
 from tests.llamas import tiny_llama
 from tests.small_tokenizers import byte_level
@@ -42,8 +40,7 @@ class Chain(ScriptedTarget):
 
 def sampled(target_table: Tensor, drafter: ModelDrafter, n: int) -> list[Round]:
     """n tokens of a Markov chain, in at most n rounds, so that a loop that does not stop fails a test."""
-    generator, prompt = torch.Generator().manual_seed(0), torch.tensor([[0]])
-    rounds = speculative_rounds(Chain(target_table), drafter, prompt, 3, n, Sampling(1.0), generator)
+    rounds = speculative_rounds(Chain(target_table), drafter, torch.tensor([[0]]), 3, n, Sampling(1.0))
     rounds = list(itertools.islice(rounds, n))
     kinds = {(r.n_accepted > 0, r.n_accepted < r.n_drafted) for r in rounds if r.n_drafted}
     assert kinds >= {(False, True), (True, False)}, "drafts were rejected, and others were kept"
@@ -126,31 +123,7 @@ def test_residual_without_mass_falls_back_to_the_target():
     assert (verdict.n_accepted.item(), verdict.next_token.item()) == (0, 0)
 
 
-# ---------------------------------------------------------------- counts, formulas, and what the scripts print
-
-
-def counted(*accepted: int, k: int) -> Counts:
-    """Of a prompt's own pass, and of rounds of k drafted tokens."""
-    counts = Counts()
-    for round_ in (Round([9], prefill=True), *(Round([9] * (n + 1), k, n, int(n < k)) for n in accepted)):
-        counts.add(round_)
-    return counts
-
-
-def test_counts_are_of_rounds_tested_drafts_and_tokens_of_the_text():
-    counts = counted(0, 0, 1, 2, k=2)  # 3 kept, 3 rejected, 2 never tested
-    assert (counts.n_rounds, counts.n_emitted, counts.n_drafted, counts.tokens_per_round) == (4, 7, 8, 7 / 4)
-    assert counts.accepted_lengths == {0: 2, 1: 1, 2: 1}
-    assert (counts.acceptance_rate, counts.drafted_fraction) == (3 / 6, 3 / 8)
-
-
-@pytest.mark.parametrize("k", [1, 2, 4, 6])
-def test_formula_of_tau_fed_with_alpha_gives_tau(k):
-    """Of 2^k rounds at alpha 1/2, 2^(k-1-n) accept n < k and one accepts all."""
-    counts = counted(*(n for n in range(k) for _ in range(2 ** (k - 1 - n))), k, k=k)
-    assert expected_tokens_per_round(counts.acceptance_rate, k) == pytest.approx(counts.tokens_per_round)
-    assert book_formula(counts.acceptance_rate, k) == pytest.approx(1 / (0.5 + 0.5 / k))
-
+# ---------------------------------------------------------------- what the scripts print
 
 SCRIPTS = [baseline_autoregressive, optimized_speculative]
 

@@ -130,12 +130,8 @@ def check_greedy(s: Subject, kind: str, k: int, limit: int, eos: frozenset[int] 
         assert asked == min(k, limit - said - 1), f"{label}: drafts that cannot be used were asked for, or too few"
         assert len(proposal) == r.n_drafted <= asked, label
         said += len(r.tokens)
+    assert kind != "identical" or not any(r.n_rejected for r in rounds), "a draft that is the target is always right"
     return rounds
-
-
-def check_kind(kind: str, rounds: list[Round]) -> None:
-    """A draft that is the target is always right."""
-    assert kind != "identical" or not any(r.n_rejected for r in rounds)
 
 
 @pytest.mark.parametrize("engine", DTYPE_ON)
@@ -154,7 +150,7 @@ def test_greedy_is_token_identical_in_every_family(family, engine):
     # 0 to 15: every draft meets every k over the families.
     turn = 2 * list(FAMILIES).index(family) + list(DTYPE_ON).index(engine)
     for i, kind in enumerate(DRAFTS):
-        check_kind(kind, check_greedy(s, kind, (turn + i) % 9, 1 + (7 * turn + 3 * i) % LONGEST))
+        check_greedy(s, kind, (turn + i) % 9, 1 + (7 * turn + 3 * i) % LONGEST)
 
     good = [r for k in (2, 4) for r in check_greedy(s, "good", k, LONGEST) if not r.prefill]
     assert sum(r.n_accepted for r in good) > 0
@@ -169,7 +165,7 @@ def test_greedy_at_every_draft_length(kind, engine):
     """k from 0 (plain decoding) to 8: every width of the verification pass, every depth of rollback."""
     s = subject("llama", engine)
     for k in range(9):
-        check_kind(kind, check_greedy(s, kind, k, LONGEST))
+        check_greedy(s, kind, k, LONGEST)
 
 
 def test_greedy_at_every_budget():
@@ -247,7 +243,7 @@ def test_greedy_full_grid(family, engine, kind):
     """Every family, engine, draft, k and budget."""
     s = subject(family, engine)
     for k, limit in itertools.product(range(9), range(1, LONGEST + 1)):
-        check_kind(kind, check_greedy(s, kind, k, limit))
+        check_greedy(s, kind, k, limit)
 
 
 @pytest.mark.full
@@ -284,21 +280,13 @@ class Law:
 
 
 OFTEN = [Law(1.2, 3), Law(1.0, 3, draft="ngram")]
-LAWS = [
-    Law(1.0, 3, draft="suffix"),
-    Law(1.0, 2, draft="hybrid"),
-    Law(1.0, 2, draft="feature"),
-    *(
-        Law(1.0, 2, draft=f"{family} on {engine}")
-        for family in ("llama", "gpt2", "mistral_window")
-        for engine in DTYPE_ON
-    ),
-    *(
-        Law(temperature, k, top_k, top_p, draft)
-        for draft in ("model", "ngram", "bad")
-        for k, temperature in ((1, 1.2), (2, 1.0), (3, 0.7))
-        for top_k, top_p in ((0, 1.0), (3, 1.0), (0, 0.8), (4, 0.9))
-    ),
+ON_ENGINES = [f"{family} on {engine}" for family in ("llama", "gpt2", "mistral_window") for engine in DTYPE_ON]
+FILTERS = ((0, 1.0), (3, 1.0), (0, 0.8), (4, 0.9))
+LAWS = [Law(1.0, 3, draft="suffix"), *(Law(1.0, 2, draft=one) for one in ("hybrid", "feature", *ON_ENGINES))]
+LAWS += [
+    Law(temperature, k, *filters, draft)
+    for draft, (k, temperature) in itertools.product(("model", "ngram", "bad"), ((1, 1.2), (2, 1.0), (3, 0.7)))
+    for filters in FILTERS
 ]
 # Each law is tested twice. All of them together raise a false alarm with probability below 1e-6 (Bonferroni).
 ALARM = 1e-6 / (2 * (len(OFTEN) + len(LAWS) + 40))
@@ -336,17 +324,16 @@ def exact_law(model: torch.nn.Module, law: Law) -> Tensor:
 def decode_often(
     target: CachedModel, drafter, law: Law, n_draws: int, rule: str = "token"
 ) -> tuple[Tensor, list[Round]]:
-    """Decode `n_draws` times from one generator.  -> how often each DEPTH-gram came, and all rounds
+    """Decode `n_draws` times with different seeds.  -> how often each DEPTH-gram came, and all rounds
 
     The budget leaves room for k drafts in the first round; a decoding is left once it has said DEPTH tokens.
     """
-    generator, judge = torch.Generator().manual_seed(law.seed), rule_of(rule).accept
-    sampling = Sampling(law.temperature, law.top_k, law.top_p)
+    sampling, size = Sampling(law.temperature, law.top_k, law.top_p), (law.k, DEPTH + law.k)
     seen = torch.zeros((IDS,) * DEPTH, dtype=torch.float64)
     rounds = []
-    for _ in range(n_draws):
-        tokens = []
-        for r in speculative_rounds(target, drafter, PROMPT, law.k, DEPTH + law.k, sampling, generator, accept=judge):
+    for n in range(n_draws):
+        tokens, seed = [], law.seed + 1_000_003 * n
+        for r in speculative_rounds(target, drafter, PROMPT, *size, sampling, seed, accept=rule_of(rule).accept):
             tokens += r.tokens
             rounds.append(r)
             if len(tokens) >= DEPTH:
@@ -448,31 +435,27 @@ WARM = Sampling(temperature=0.9, top_p=0.95)
 
 def sampled_text(seed: int, k: int = 3, kind: str = "good") -> list[int]:
     s = subject("llama")
-    generator = torch.Generator().manual_seed(seed)
     target, drafter = CachedModel(s.model), make_drafter(kind, s)
-    return tokens_of(speculative_rounds(target, drafter, s.prompt, k, LONGEST, WARM, generator=generator))
+    return tokens_of(speculative_rounds(target, drafter, s.prompt, k, LONGEST, WARM, seed=seed))
 
 
 def test_global_random_state_is_left_alone():
-    """With a generator given, neither decoder nor drafter draws from, or seeds, the global one; the seed says all."""
+    """Neither decoder nor drafter draws from, or seeds, the global generator; the seed says all."""
     s = subject("llama")
     torch.manual_seed(123)
     before = torch.get_rng_state()
     for kind in ("good", "ngram"):
         assert sampled_text(5, kind=kind) == sampled_text(5, kind=kind) != sampled_text(6, kind=kind)
-    generator = torch.Generator().manual_seed(0)
-    plain_text(CachedModel(s.model), s.prompt, LONGEST, WARM, generator)
+    plain_text(CachedModel(s.model), s.prompt, LONGEST, WARM)
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_draft_length_0_is_the_baseline():
     """k = 0 takes one uniform per token, as the baseline does: the same seed gives the same sampled text."""
     s = subject("llama")
-    for seed in range(3):
-        for chunk in (1, 6):
-            generator = torch.Generator().manual_seed(seed)
-            plain = plain_text(CachedModel(s.model), s.prompt, LONGEST, WARM, generator, chunk=chunk)
-            assert plain == sampled_text(seed, k=0)
+    for seed, chunk in itertools.product(range(3), (1, 6)):
+        plain = plain_text(CachedModel(s.model), s.prompt, LONGEST, WARM, seed=seed, chunk=chunk)
+        assert plain == sampled_text(seed, k=0)
 
 
 def test_timed_rounds_say_the_same():
@@ -497,11 +480,11 @@ def both_decoders(model, prompt, limit, sampling=Sampling(), draft=None, engine=
         return CachedModel(model, fast=engine_choice.on_c(model) if engine == "c" else None)
 
     def plain():
-        return plain_text(cached(model), prompt, limit, sampling, torch.Generator().manual_seed(0))
+        return plain_text(cached(model), prompt, limit, sampling)
 
     def speculative():
-        drafter, how = ModelDrafter(cached(draft or model)), (sampling, torch.Generator().manual_seed(0))
-        return tokens_of(speculative_rounds(cached(model), drafter, prompt, 3, limit, *how))
+        drafter = ModelDrafter(cached(draft or model))
+        return tokens_of(speculative_rounds(cached(model), drafter, prompt, 3, limit, sampling))
 
     return plain, speculative
 
@@ -630,13 +613,12 @@ def test_the_judge_leaves_out_ids_that_are_never_emitted():
 
 
 def test_the_copy_in_higher_precision_is_made_once_and_is_wider():
-    reference = Reference(tiny("llama", dtype=torch.bfloat16))
-    own, higher = reference.logits(PROMPT_IDS[:, :1], PROMPT_IDS[:, 1:], VOCAB)
-    assert (own.dtype, higher.dtype) == (torch.bfloat16, torch.float64)
-    assert 0 < (own.double() - higher).abs().max() < 0.2
-    kept = reference._higher
-    reference.logits(PROMPT_IDS[:, :1], PROMPT_IDS[:, 1:], VOCAB)
-    assert reference._higher is kept
+    model = tiny("llama", dtype=torch.bfloat16)
+    reference = Reference(model)
+    higher, _ = reference.with_deviations(PROMPT_IDS[:, :1], PROMPT_IDS[:, 1:], VOCAB)
+    assert higher.dtype == torch.float64
+    assert 0 < (model(PROMPT_IDS).logits[0].double() - higher).abs().max() < 0.2
+    assert reference._higher is reference._higher is not model
 
 
 @pytest.mark.parametrize(("free", "dtype"), [(10**12, torch.float32), (1000, torch.bfloat16), (None, torch.float32)])

@@ -71,12 +71,8 @@ def worth() -> Figure:
 
 # --- chapter 13: the knee ---------------------------------------------------------------------------------------------
 
-MACHINE, TARGET, DRAFT = ex13.Machine(2e12, 300e12), ex13.Model(8e9, 131072), ex13.Model(1e9, 32768)
-DRAFT_LENGTHS = range(1, 9)
-SURVIVAL = [0.8**n for n in DRAFT_LENGTHS]
-CONTEXTS = {0: "no context", 1000: "1,000 tokens of context", 16000: "16,000 tokens of context"}
+MACHINE, TARGET = ex13.Machine(2e12, 300e12), ex13.Model(8e9, 131072)
 WIDTHS = [round(2 ** (i / 4)) for i in range(41)]  # 1 to 1024 tokens in a pass
-BATCHES = [round(2 ** (i / 4)) for i in range(37)]  # 1 to 512 texts
 
 
 def knee_tokens() -> float:
@@ -115,43 +111,12 @@ def roofline() -> Figure:
     return figure
 
 
-def best_speedups(context: int) -> list[float]:
-    """Return the best speedup over draft lengths from 1 on for each of BATCHES, which may be below 1."""
-    found = []
-    for n in BATCHES:
-        step = ex13.step_time(MACHINE, TARGET, n, 1, context)
-        drafting = ex13.step_time(MACHINE, DRAFT, n, 1, context)
-        rounds = {k: k * drafting + ex13.step_time(MACHINE, TARGET, n, k + 1, context) for k in DRAFT_LENGTHS}
-        found.append(max((1 + sum(SURVIVAL[:k])) * step / spent for k, spent in rounds.items()))
-    return found
-
-
-def batch() -> Figure:
-    figure, [axis] = figures.blank(1, 6.4, 3.9)
-    axis.axhline(1, color=BLACK, linewidth=1)
-    for (context, label), look, style in zip(CONTEXTS.items(), (ORANGE, BLUE, GREEN), figures.STYLES, strict=False):
-        speedups = best_speedups(context)
-        axis.plot(BATCHES, speedups, style, color=look, label=label)
-        knee = ex13.knee(BATCHES, speedups)
-        if knee is not None:
-            axis.plot([knee], [1], "o", color=look)
-            figures.note(axis, knee, 1, f"knee: {knee:.0f} texts", -14, -44)
-    axis.set_xscale("log", base=2)
-    axis.set_xticks([2**i for i in range(10)], [str(2**i) for i in range(10)])
-    axis.set_ylim(0.6, 2.4)
-    axis.set_xlabel("batch: texts that are decoded side by side")
-    axis.set_ylabel("best speedup over all k")
-    figures.legend_above(axis, "a draft of 1e9 weights, each token accepted with 0.8")
-    return figure
-
-
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
 PICTURES: dict[str, tuple[str, Callable[[], Figure]]] = {  # name -> the chapter's page, and what paints
     "chapter-09-worth": ("09-stop-when-unsure", worth),
     "chapter-13-roofline": ("13-batch-knee", roofline),
-    "chapter-13-batch": ("13-batch-knee", batch),
 }
 
 

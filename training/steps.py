@@ -34,7 +34,7 @@ def at_once(device: torch.device, few: int, many: int, size: int) -> int:
 
 
 def optimizers(model: nn.Module, rate: float, adamw_share: float = 1.0) -> list[torch.optim.Optimizer]:
-    """Make the optimizers: Muon for the layers' matrices, AdamW for embeddings, norms and an output layer of its own.
+    """Make the optimizers: Muon for the layers' matrices where the device multiplies in bfloat16, AdamW for all else.
 
     rate: the peak learning rate. adamw_share: the rate of AdamW, as a share of it.
     """
@@ -43,10 +43,12 @@ def optimizers(model: nn.Module, rate: float, adamw_share: float = 1.0) -> list[
     tables |= {id(weight) for name, weight in trained if any(word in name for word in BY_ROW)}
     matrices = [weight for _, weight in trained if weight.ndim == 2 and id(weight) not in tables]
     others = [weight for _, weight in trained if not any(weight is matrix for matrix in matrices)]
-    return [
-        torch.optim.Muon(matrices, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=adamw_share * rate, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
+    # Muon multiplies in bfloat16: without such products a step of a draft took 3.4 s in it and 1.2 s in all else.
+    if product_dtype(next(model.parameters()).device) == torch.bfloat16:
+        first = torch.optim.Muon(matrices, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw")
+    else:
+        first = torch.optim.AdamW(matrices, lr=rate, betas=(0.9, 0.95), weight_decay=0.05)
+    return [first, torch.optim.AdamW(others, lr=adamw_share * rate, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
 def crops(stream: Tensor, step: int, seed: int, batch_tokens: int) -> list[Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase, StaticCache
 
 from speclab.models import prompts
-from speclab.models.names import LAB_TEXTS
+from speclab.models.prompts import LAB_TEXTS
 from training.corpus import Document, prose
 from training.recipes import sizes_like
 from training.steps import at_once

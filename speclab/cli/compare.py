@@ -16,7 +16,7 @@ from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
-from speclab.models.names import LAB_TARGET
+from speclab.models.loading import LAB_TARGET
 from speclab.models.padded import sizes
 from speclab.present import report
 from speclab.present.pictures import plots

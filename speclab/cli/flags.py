@@ -11,9 +11,10 @@ from speclab.core.rules import all_rules, rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
 from speclab.models import loading, prompts
-from speclab.models.names import ENGINES, LAB_TARGET, LAB_TEXTS
+from speclab.models.engine_choice import ENGINES
+from speclab.models.loading import LAB_TARGET
 from speclab.models.padded import sizes
-from speclab.models.prompts import Prompt
+from speclab.models.prompts import LAB_TEXTS, Prompt
 from speclab.models.setup import Setup, load_setup
 from speclab.system import cores
 from speclab.system.errors import UsageProblem

@@ -109,18 +109,17 @@ class Drafter:
         """Return a line for each of these typed draft lengths that has no effect."""
         return []
 
-    def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
-        """Raise UsageProblem for a prompt that it cannot read. -> a remark on the end of the texts, or None"""
-        return None
+    def check_prompts(self, prompts: Sequence[list[int]]) -> None:
+        """Raise UsageProblem for a prompt that it cannot read."""
 
 
 class Wrapper(Drafter):
     """A drafter around another one, `drafter`, which makes its drafts or some of them, and answers for it."""
 
     drafter: Drafter
-    parts, models, room, law, as_drafted, described, check_prompts = (
+    prefill, observe, parts, models, room, law, as_drafted, described, check_prompts = (
         property(operator.attrgetter(f"drafter.{name}"))
-        for name in ("parts", "models", "room", "law", "as_drafted", "described", "check_prompts")
+        for name in ["prefill", "observe", "parts", "models", "room", "law", "as_drafted", "described", "check_prompts"]
     )
 
 

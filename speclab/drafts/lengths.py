@@ -139,9 +139,9 @@ class AutoLength(Wrapper):
         self._probabilities: list[float] = []  # that the draft gave this round's tokens
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        self._probabilities, n = [], k
-        asked = self.chooses_length and self.drafter.asks_to_go_on and uniforms.device.type == "cpu"
+        self._probabilities, n, asked = [], k, False
         if self.chooses_length and (costs := self.costs.get(self.temperature)):
+            asked = self.drafter.asks_to_go_on and uniforms.device.type == "cpu"
             self._last = min(k, costs.longest)
             self._chain = self.acceptance.chain(costs.longest)
             expected = expected_tokens(self._chain)
@@ -152,20 +152,16 @@ class AutoLength(Wrapper):
                 n, self._n_idle = min(1, self._last), 0
             elif n and asked:
                 n = self._last
-        if asked:
-            self.drafter.keep_drafting = self._pays
+        self.drafter.keep_drafting = self._pays if asked else None
         draft = self.drafter.propose(n, uniforms[:, :n])
-        if asked:
-            self.drafter.keep_drafting = None
+        self.drafter.keep_drafting = None
         self._n_drafted = draft.tokens.shape[1]
         return draft
 
     def _pays(self, probability: float) -> bool:
         """Tell whether another token pays, after one to which the draft gave this probability."""
         self._probabilities.append(probability)
-        costs, drawn = self.costs.get(self.temperature), len(self._probabilities)
-        if costs is None:
-            return True
+        costs, drawn = self.costs[self.temperature], len(self._probabilities)
         survival = math.prod(self.acceptance.given(probability).rate for probability in self._probabilities)
         expected = expected_tokens(self._chain, drawn, survival)
         return best_length(costs, expected, self._rate, drawn, self._last) > drawn

@@ -19,9 +19,7 @@ from speclab.core.rounds import DecodeSettings, Draft, Round, Target, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.system.errors import UsageProblem
 
-
-def needs_greedy() -> str:
-    return "the dial replays greedy output; use --temperature 0"
+GREEDY_ONLY = "the dial replays greedy output; use --temperature 0"
 
 
 class ConstantDrafter(Drafter):
@@ -78,7 +76,7 @@ class Dial(Wrapper):
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         if not sampling.greedy:
-            raise UsageProblem(needs_greedy())
+            raise UsageProblem(GREEDY_ONLY)
         # Another seed for every prompt, or all prompts would be right and wrong at the same places.
         self._random = random.Random(self.seed * 1_000_003 + int(prompt.sum()))
         self._place, self._n_ids = 0, target.vocab_size

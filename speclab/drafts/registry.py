@@ -19,8 +19,8 @@ from speclab.core.drafter import Drafter, Lookup
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.files import read_head
 from speclab.drafts.hybrid import HybridDrafter
-from speclab.drafts.oracle import Dial, needs_greedy
-from speclab.models import loading, names
+from speclab.drafts.oracle import GREEDY_ONLY, Dial
+from speclab.models import loading
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.family import check_family
 from speclab.models.padded import sizes
@@ -28,7 +28,6 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.system import extensions
 from speclab.system.errors import UsageProblem
-from speclab.system.terminal import note
 
 OTHER_FAMILY = "use as draft a FOLDER with a model of its family, ngram, or hybrid:ngram+FOLDER"
 USUAL_HYBRID = "suffix+feature"
@@ -48,14 +47,13 @@ class Choice:
     can_branch: bool = False  # it says what comes after each of several tokens, so that it can have branches
     in_hybrid: bool = False  # a hybrid can have it behind a lookup
     any_family: bool = True  # it works with a target of any family; else it needs a decoder-only one
-    changes_engine: bool = False  # it may change the engine of the target, so it is built before others
     no_auto: str | None = None  # why `-k auto` cannot choose its lengths, a part of a sentence
     only_greedy: str | None = None  # why it needs temperature 0
 
     def __post_init__(self) -> None:
         for part in self.parts:
             object.__setattr__(self, "any_family", self.any_family and part.any_family)
-            for name in ("changes_engine", "no_auto", "only_greedy"):
+            for name in ("no_auto", "only_greedy"):
                 object.__setattr__(self, name, getattr(self, name) or getattr(part, name))
 
     def check_greedy(self, greedy: bool) -> None:
@@ -76,12 +74,11 @@ class Choice:
 
 class Kind(NamedTuple):
     """A line of the table. usage: how it is typed, its name and then its argument. read: (argument, "" where there is
-    none; all that was typed) -> Choice. help: what drafts. trained: whether that was trained for a target."""
+    none; all that was typed) -> Choice. help: what drafts."""
 
     usage: str
     read: Callable[[str, str], Choice]
     help: str
-    trained: bool = False
     is_lookup: bool = False
 
     @property
@@ -92,10 +89,8 @@ class Kind(NamedTuple):
 _KINDS: dict[str, Kind] = {}
 
 
-def add(
-    usage: str, read: Callable[[str, str], Choice], help: str, trained: bool = False, is_lookup: bool = False
-) -> None:
-    kind = Kind(usage, read, help, trained, is_lookup)
+def add(usage: str, read: Callable[[str, str], Choice], help: str, is_lookup: bool = False) -> None:
+    kind = Kind(usage, read, help, is_lookup)
     if kind.name in _KINDS:
         raise ValueError(f"two kinds of draft are named {kind.name}")
     _KINDS[kind.name] = kind
@@ -123,23 +118,11 @@ def lookups() -> list[str]:
 
 
 def shown() -> str:
-    rows = [(kind.usage, kind.help + ", trained" * kind.trained) for kind in kinds().values()]
+    rows = [(kind.usage, kind.help) for kind in kinds().values()]
     rows.append(("lab:SIZE", "the lab's draft model padded to the price of a larger one, as in lab:50m"))
     rows.append((", ".join(loading.usages()), "any causal language model with the target's tokenizer"))
     trained = "What is called trained comes with the lab for its own target; python -m training.heads trains others."
     return "\n".join([*(f"{usage:<28}  {help}" for usage, help in rows), trained])
-
-
-def is_mistyped(text: str) -> bool:
-    """Tell whether a name is empty, or nearly the name of a kind and neither a folder nor surely a name of the hub."""
-    if sizes.is_lab_size(text):
-        sizes.millions_of(text)
-        return False
-    return not text.strip() or not (loading.exists(text) or "/" in text or _nearest(text) is None)
-
-
-def _nearest(text: str) -> str | None:
-    return next(iter(difflib.get_close_matches(text.strip().lower(), kinds(), 1, 0.7)), None)
 
 
 def read(text: str) -> Choice:
@@ -149,18 +132,20 @@ def read(text: str) -> Choice:
     folder. Hub names have a slash, but for a few old ones (gpt2): a name without one that is nearly a kind is refused.
     """
     name, colon, argument = text.partition(":")
-    kind, is_there = kinds().get(name), loading.exists(text)
-    if kind and (argument or not colon):
+    kind = kinds().get(name)
+    if kind and bool(argument) == bool(colon):
         if argument and kind.usage == name:
             raise UsageProblem(f"{text}: this kind of draft takes no argument; give {name}")
         return kind.read(argument, text)
-    if "," in text and not is_there:
-        raise UsageProblem(f"{text}: this takes one draft; compare.py takes several")
-    no_hub_name = colon and not is_there and not sizes.is_lab_size(text)  # which has no colon
-    if kind or no_hub_name or is_mistyped(text):
-        near = kinds().get(_nearest(name) or name)
-        meant = f"; did you mean {near.usage}?" if near else ""
-        raise UsageProblem(f"unknown draft kind {text!r}{meant}; type --draft help to see all kinds")
+    if sizes.is_lab_size(text):
+        sizes.millions_of(text)
+    elif not loading.exists(text):
+        if "," in text:
+            raise UsageProblem(f"{text}: this takes one draft; compare.py takes several")
+        near = difflib.get_close_matches(name.strip().lower(), kinds(), 1, 0.7)
+        if colon or not text.strip() or (near and "/" not in text):
+            meant = f"; did you mean {kinds()[near[0]].usage}?" if near else ""
+            raise UsageProblem(f"unknown draft kind {text!r}{meant}; type --draft help to see all kinds")
     return model_choice(text)
 
 
@@ -181,13 +166,8 @@ def check_chains(who: str, choices: Iterable[Choice]) -> None:
 
 
 def make_all(choices: Iterable[Choice], setup: Setup, seed: int) -> dict[str, Drafter]:
-    """Return drafters by the name that tables and records give them. One that changes the target's engine is made
-    first, since others take the engine over."""
-    by_name = {choice.name: choice for choice in choices}
-    made = {
-        name: one.make(setup, seed) for name, one in sorted(by_name.items(), key=lambda it: not it[1].changes_engine)
-    }
-    return {name: made[name] for name in by_name}
+    """Return drafters by the name that tables and records give them."""
+    return {choice.name: choice.make(setup, seed) for choice in choices}
 
 
 def make(text: str, setup: Setup, seed: int = 0) -> Drafter:
@@ -196,12 +176,11 @@ def make(text: str, setup: Setup, seed: int = 0) -> Drafter:
 
 def check_prompts(target: CachedModel, drafters: Iterable[Drafter], prompts: list[Prompt], max_new_tokens: int) -> None:
     """Raise UsageProblem for a prompt that does not fit the target's context with its new tokens, or a draft's without.
-    Text beyond a draft's context is only noted: rounds there draft fewer tokens."""
+    Behind the end of a draft's context rounds draft fewer tokens."""
     for prompt in prompts:
         check_prompt(target, prompt.ids, max_new_tokens)
     for drafter in drafters:
-        if said := drafter.check_prompts([prompt.id_list for prompt in prompts], max_new_tokens):
-            note(said)
+        drafter.check_prompts([prompt.id_list for prompt in prompts])
 
 
 # --- the lab's own kinds ----------------------------------------------------------------------------------------------
@@ -229,8 +208,6 @@ def head_choice(
 
     make_head: of its folder or hub name, the target, and the width of what the target was padded from, or None.
     """
-    if argument and is_mistyped(argument):
-        raise UsageProblem(f"{text}: give a head's folder or hub name, for example {name}:build/{name}")
     if argument:
         loading.check_place(argument)
     elif not (loading.LAB_PAIR / name).exists():
@@ -257,7 +234,7 @@ def head_choice(
 def own_head(name: str, target: str) -> str:
     """Return the folder of the lab's head for the target of this name (such as smollm2, empty for a folder) where there
     is one, else that of the lab's pair."""
-    folder = names.MODELS / target / name
+    folder = loading.MODELS / target / name
     return str(folder if target and Path(target).name == target and folder.is_dir() else loading.LAB_PAIR / name)
 
 
@@ -291,13 +268,13 @@ def read_dial(argument: str, text: str) -> Choice:
         f"dial:{number}" + (f":{loading.short_name(cost)}" if cost else ""),
         lambda setup, seed: Dial(accuracy, model and model.make(setup, seed), seed),
         no_auto=f"it chooses by what was accepted, and {text} replays the text",
-        only_greedy=needs_greedy(),
+        only_greedy=GREEDY_ONLY,
     )
 
 
-add("model", read_model, "the lab's own draft model, a tenth of the target's size", True)
+add("model", read_model, "the lab's own draft model, a tenth of the target's size, trained")
 add_lookup("ngram", "draft_models:NgramDrafter", "prompt lookup: what followed the longest earlier match")
 add_lookup("suffix", "speclab.drafts.suffix:SuffixDrafter", "what followed the longest earlier match most often")
-add("feature[:HEAD]", read_feature, "a head that reads the target's hidden states (EAGLE-3)", True)
+add("feature[:HEAD]", read_feature, "a head that reads the target's hidden states (EAGLE-3), trained")
 add("hybrid[:LOOKUP+MODEL]", read_hybrid, "a lookup where it pays more, elsewhere a model, usually feature")
 add("dial:A[:MODEL|:free]", read_dial, "an instrument: the target's text, each token right with probability A")

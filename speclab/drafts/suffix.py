@@ -10,7 +10,6 @@ Oliaro et al., SuffixDecoding, arXiv 2411.04975. The text is this sequence alone
 
 import sys
 
-import torch
 from torch import Tensor
 
 from draft_models import as_draft
@@ -47,20 +46,11 @@ class SuffixDrafter(Lookup):
     """
 
     def __init__(self, depth: int = DEPTH, least: float = LEAST, n_ids: int = sys.maxsize):
-        if depth < 1 or not 0 < least <= 1:
-            raise ValueError(f"need depth >= 1 and 0 < least <= 1, got {depth} and {least}")
         self.depth, self.least, self.n_ids = depth, least, n_ids
-        self.matched = 0  # tokens of the last match
-        self._device = torch.device("cpu")
-        self._begin()
-
-    def _begin(self) -> None:
-        self._n_tokens = 0
-        self._ends = [Node()]  # of the tree: the root, then the last token, the last two, ...
 
     def prefill(self, target: Target | None, prompt: Tensor, sampling: Sampling) -> None:
-        self._device = prompt.device
-        self._begin()
+        self._device, self._n_tokens = prompt.device, 0
+        self._ends = [Node()]  # of the tree: the root, then the last token, the last two, ...
         self._append(prompt[0].tolist())
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:

@@ -44,24 +44,20 @@ def stored(weight: Tensor) -> tuple[int, int, Tensor, Tensor | None, Tensor | No
     """Find the shortest numbers that hold (rows, columns) float32 weights up to float32's own rounding: bfloat16, or
     whole numbers of 8 or 4 bits with a scale for each group of columns, as GGUF files and rounded models have them.
 
-    -> their kind, the columns of a group, the numbers in words of 32 bits, (rows, words), the first column in the
-    lowest bits, and (rows, groups) scales and lowest values, where it has them: a weight is number * scale + low
+    -> their kind, the columns of a group, the numbers, (rows, columns) or two of 4 bits in one, and (rows, groups)
+    scales and lowest values, where it has them: a weight is number * scale + low
     """
     n = weight.shape[1]
     if n % 2 == 0 and torch.equal(weight.bfloat16().float(), weight):
-        return BFLOAT16, n, words_of(weight.bfloat16()), None, None
+        return BFLOAT16, n, weight.bfloat16(), None, None
     for kind, group, counts in ((INT8, GROUP, [127]), (INT8, n, [127]), (INT4, GROUP, range(15, 0, -1))):
         fits = n % group == 0 and group % 4 == 0
         if fits and (found := in_steps(weight.unflatten(1, (-1, group)), counts, around_zero=kind == INT8)):
             numbers, scale, low = found
             if kind == INT4:
                 numbers = numbers[:, ::2] | numbers[:, 1::2] << 4
-            return kind, group, words_of(numbers), scale, low if kind == INT4 else None
-    return FLOAT32, n, words_of(weight), None, None
-
-
-def words_of(numbers: Tensor) -> Tensor:
-    return numbers.contiguous().view(torch.int32)
+            return kind, group, numbers, scale, low if kind == INT4 else None
+    return FLOAT32, n, weight, None, None
 
 
 def in_steps(groups: Tensor, counts: Sequence[int], around_zero: bool) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -105,8 +101,10 @@ class CModel:
         owners = [*((layer, name) for layer in layers for name in matrices if layer.get(name)), (parts, "head")]
         for owner, name in owners:
             weight, bias = owner[name]
-            owner[name] = found = *stored(weight.detach()), None if bias is None else bias[:, None]
-            self.bytes_spared += weight.nbytes - sum(part.nbytes for part in found[2:5] if part is not None)
+            form, group, numbers, scale, low = stored(weight.detach())
+            words = numbers.contiguous().view(torch.int32)  # (rows, words), the first column in the lowest bits
+            owner[name] = form, group, words, scale, low, None if bias is None else bias[:, None]
+            self.bytes_spared += weight.nbytes - sum(part.nbytes for part in (words, scale, low) if part is not None)
         self.library = library(sum({1 << owner[name][0] for owner, name in owners}))
         self.library.page_floats.restype = ctypes.c_long
         self.lanes, self.page = self.library.lanes(), self.library.page_tokens()

@@ -64,11 +64,10 @@ class TextBackend:
     """What runs the passes of a model over one text. Where rows after the text's length are never read, a rollback has
     nothing to do.
 
-    n_replays: passes over accepted tokens that were read before. n_single: passes beyond one for a call of `forward`,
-    where it reads tokens one by one. hidden: by layer, what was asked for of the last pass.
+    n_replays: passes over accepted tokens that were read before. hidden: by layer, what was asked for of the last pass.
     """
 
-    n_replays = n_single = 0
+    n_replays = 0
 
     def __init__(self, hidden_layers: Iterable[int] = ()):
         self._hidden_layers = hidden_layers

@@ -2,7 +2,7 @@
 
 The file's name is a digest of the source, the flags, and the macros by which the compiler names its version and all
 that the processor knows. It is written under another name and moved to its own when it is whole. Nothing is loaded that
-others can write to (speclab/system/cache.py).
+others can write to (speclab/system/files.py).
 """
 
 import ctypes
@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 
 from speclab.models.family import NoFastBackend
-from speclab.system import cache
+from speclab.system.files import cache_folder, is_own
 from speclab.system.terminal import note
 
 SOURCE = pathlib.Path(__file__).with_name("pass.c")
@@ -53,8 +53,8 @@ def _library(command: list[str]) -> ctypes.CDLL:
     try:
         macros = subprocess.run([*command, "-dM", "-E", "-x", "c", os.devnull], capture_output=True).stdout
         about = repr((SOURCE.read_bytes(), command, macros))
-        place = cache.make_folder() / f"{hashlib.sha256(about.encode()).hexdigest()[:40]}.so"
-        if not place.exists() or not cache.is_own(place):
+        place = cache_folder() / f"{hashlib.sha256(about.encode()).hexdigest()[:40]}.so"
+        if not place.exists() or not is_own(place):
             note("compiling speclab/engines/pass.c, some seconds; the next run finds it")
             with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
                 whole = pathlib.Path(scratch) / "pass.so"

@@ -122,7 +122,7 @@ INLINE void tile(const int M, const int T, const int kind, const Matrix *w, Rows
   vec sum[32] = {{0}};
   for (long j = 0, g = 0; j < n; g++) {
     vec part[32] = {{0}};
-    float of_x[MOST] = {0};
+    float of_x[8] = {0};
     for (const long end = j + group; j < end; j += N, word += L) {
       uvec words[8];
       UNROLL for (int t = 0; t < T; t++) {
@@ -151,8 +151,8 @@ INLINE void tile(const int M, const int T, const int kind, const Matrix *w, Rows
     store(o, add ? load(o) + sum[t * M + i] : sum[t * M + i]);
   }
 }
-/* As many blocks at once as there are registers for their sums, beside their weights and one number of a token: each sum
-   waits for its own last addition alone, and reading is faster from several places at once. */
+/* As many blocks at once as there are registers for their sums, beside their weights and one number of a token: each
+   sum waits for its own last addition alone, and reading is faster from several places at once. */
 #define BLOCKS(M) (L == 16 ? (M <= 2 ? 8 : M <= 6 ? 4 : 2) : M == 1 ? 8 : M == 2 ? 4 : M == 3 ? 3 : M <= 6 ? 2 : 1)
 #define TILES(M, T) \
   for (; b + T <= to; b += T, out.at += T * L) tile(M, T, kind, w, x, b, out, add);

@@ -18,9 +18,8 @@ from transformers import PreTrainedModel
 from speclab.core.accept import accept_from_logits
 from speclab.core.clock import give_back, mark, seconds_between
 from speclab.core.drafter import Drafter, Wrapper
-from speclab.core.rounds import AcceptRule, Draft, Round, Target
+from speclab.core.rounds import AcceptRule, Draft, Round
 from speclab.core.rules import TOKEN, Rule
-from speclab.core.sampling import Sampling
 from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.theory.costs import PHASES
 
@@ -145,17 +144,11 @@ class VariedLength(Wrapper):
         self.drafter, self._lengths, self._random = drafter, lengths, random.Random(seed)
         self._left: list[int] = []
 
-    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        self.drafter.prefill(target, prompt, sampling)
-
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         if not self._left:
             self._left = self._random.sample(self._lengths, len(self._lengths))
         length = min(k, self._left.pop())
         return self.drafter.propose(length, uniforms[:, :length])
-
-    def observe(self, n_accepted: int, committed: list[int]) -> None:
-        self.drafter.observe(n_accepted, committed)
 
 
 def noisy(model: PreTrainedModel, amount: float, seed: int) -> PreTrainedModel:

@@ -67,7 +67,7 @@ class KnownText:
     `CachedModel.fast`, and the backend of one decoding, too. prompt: (1, prompt length) ids. text: the new ones."""
 
     name = "known text"
-    n_replays = n_single = 0
+    n_replays = 0
 
     def __init__(self, target: CachedModel, prompt: Tensor, text: Iterable[int]):
         self._model, self._n_ids = target.model, target.vocab_size

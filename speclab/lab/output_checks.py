@@ -85,10 +85,8 @@ def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> dict[
         for tokens, rounds in zip(line.texts, line.rounds, strict=True):
             law = drafter.law(setup.target, prompt, tokens, sampling, k)
             draft_probs = law.drawn_from([(start, 0, 1) for start in range(len(tokens))])
-            for emitted, places in losslessness.known_law(
-                setup.reference, prompt, tokens, sampling, vocab, draft_probs
-            ):
-                sums.add(emitted, places)
+            for part in losslessness.known_law(setup.reference, prompt, tokens, sampling, vocab, draft_probs):
+                sums.add(*part)
             if is_measured:
                 tested = judged_places(rounds, len(tokens), k, max(bench.max_new_tokens, len(tokens)))
                 target_probs = distributions(setup.target.model, prompt, tokens, sampling, vocab)

@@ -238,6 +238,6 @@ def distributions(
     n = len(tokens) if cached.max_length is None else min(len(tokens), cached.max_length - n_before + 1)
     parts = (torch.tensor([ids], dtype=torch.long, device=model.device) for ids in (prompt, tokens[: n - 1]))
     before, text = map(cached.replace_unknown, parts)
-    logits = cached.family.logits_after(model, before, text, None)[0, :, : cached.vocab_size]
+    logits = cached.family.logits_after(model, before, text)[0, :, : cached.vocab_size]
     probs = sampling.probs(logits).cpu()  # (n, ids that the model has)
     return torch.nn.functional.pad(probs, (0, vocab_size - probs.shape[1], 0, len(tokens) - n))

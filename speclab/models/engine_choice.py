@@ -19,9 +19,10 @@ from speclab.engines.parts import parts_of
 from speclab.models.cached import CachedModel
 from speclab.models.checking import checks
 from speclab.models.family import NoFastBackend, family_of
-from speclab.models.memory import why_eager
+from speclab.models.memory import USABLE, free_memory, why_eager
 from speclab.system.errors import first_line, is_out_of_memory
 
+ENGINES = ("auto", "c", "graphs", "eager")
 ASKED_FOR = "asked for"
 SHORT = 16  # tokens that a sliding window reads in the check of an engine, where it reads more
 FastModel = CModel | GraphedModel
@@ -69,7 +70,10 @@ def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
 
 
 def on_c(model: PreTrainedModel) -> CModel:
-    return CModel(parts_of(model))
+    parts, free = parts_of(model), free_memory(model.device)
+    if free is not None and sum(p.nbytes for p in model.parameters()) / 2 > USABLE * free:  # packed in bfloat16
+        raise NoFastBackend("memory has no room for a copy of the weights")
+    return CModel(parts)
 
 
 def check(model: PreTrainedModel, fast: FastModel) -> None:
@@ -80,11 +84,8 @@ def check(model: PreTrainedModel, fast: FastModel) -> None:
     with short_windows(model, fast):
         text = checks.random_text(model, n_tokens)
         right = checks.uncached_logits(model, text)[:, -n_last:]
-        rounds, steps = (CachedModel(model, fast=fast) for _ in range(2))
-        for found in (
-            checks.cached_logits(rounds, text, wrong=checks.WRONG),
-            checks.cached_logits(steps, text, one_pass=checks.one_step),
-        ):
+        for how in checks.AS_ROUNDS, checks.AS_STEPS:
+            found = checks.cached_logits(CachedModel(model, fast=fast), text, **how)
             if difference := checks.unexplained(model, found, right):
                 raise NoFastBackend(f"its logits are off by {difference}")
 

@@ -1,4 +1,4 @@
-"""The questions that the lab asks of a family of models, once for each model, and the families that there are.
+"""The questions that the lab asks of a family of models, and the families that there are.
 
 `Family` itself stands for a decoder alone, whose layers keep keys and values of each token, so that a rollback drops
 the last ones. An extension adds a family with other passes, another cache or another room: a subclass, named by its
@@ -8,7 +8,7 @@ speclab/models/checking/checks.py proves whether it is one.
 
 import pkgutil
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,6 @@ from speclab.system.errors import EnvironmentProblem, UsageProblem
 
 # A config's names for its number of positions.
 POSITIONS = ("max_position_embeddings", "max_target_positions", "max_seq_len")
-_families: weakref.WeakKeyDictionary[nn.Module, "Family"] = weakref.WeakKeyDictionary()
 _layers: weakref.WeakKeyDictionary[nn.Module, list] = weakref.WeakKeyDictionary()
 
 
@@ -59,25 +58,14 @@ class Room:
                 f"{self.text}{self.reason}; shorten the prompt" + f" or ask for at most {left} new tokens" * (left > 0)
             )
 
-
-def check_draft_prompts(
-    room: Room, lengths: Sequence[int], max_new_tokens: int, of_target: Sequence[int] = ()
-) -> str | None:
-    """Raise UsageProblem where a prompt, of so many tokens to a draft model, does not fit its room. of_target: the same
-    prompts in the target's tokens, where these are others.  -> what the user should know where the new tokens reach the
-    end of the room, or None"""
-    longest, n = max(zip(lengths, of_target or lengths, strict=True))
-    most = room.for_prompt()
-    if most is not None and longest > most:
-        raise UsageProblem(
-            f"a prompt has {longest} of the draft's tokens and the draft model's context only {most}{room.reason}; "
-            "shorten the prompt or use the draft ngram"
-        )
-    # The new ones in the draft's tokens, where it cuts them as it cuts the prompt.
-    if room.text is None or room.length_after(longest) + max_new_tokens * longest / n <= room.text + 1:
-        return None
-    context = f"the draft model's context is {room.text} tokens{room.reason}"
-    return f"{context}: near and beyond it rounds draft fewer, or none"
+    def check_draft(self, lengths: Iterable[int]) -> None:
+        """Raise UsageProblem where a prompt, of so many tokens to a draft model, does not fit. The output may."""
+        longest, most = max(lengths), self.for_prompt()
+        if most is not None and longest > most:
+            raise UsageProblem(
+                f"a prompt has {longest} of the draft's tokens and the draft model's context only {most}{self.reason}; "
+                "shorten the prompt or use the draft ngram"
+            )
 
 
 def with_table(room: Room, model: nn.Module) -> Room:
@@ -156,8 +144,10 @@ class Family:
         """Return the id that stands before an output that is a text of its own; None where it follows the prompt."""
         return None
 
-    def logits_after(self, model: PreTrainedModel, prompt: Tensor, text: Tensor, n_last: int | None) -> Tensor:
-        """Return the logits that speclab/models/checking/rounding.py describes."""
+    def logits_after(self, model: PreTrainedModel, prompt: Tensor, text: Tensor, n_last: int | None = None) -> Tensor:
+        """Return the uncached logits after the prompt and after each token of the text: row i follows the prompt and i
+        tokens of the text.  (1, n) and (1, m) ids -> (1, m + 1, ids of the output layer), or its last n_last
+        rows at least"""
         options = {"logits_to_keep": n_last} if n_last else {}
         logits = model(input_ids=torch.cat([prompt, text], dim=1), use_cache=False, **options).logits
         return logits[:, -(text.shape[1] + 1) :]
@@ -185,10 +175,7 @@ def family_for(config: PreTrainedConfig) -> Family:
 
 
 def family_of(model: PreTrainedModel) -> Family:
-    """Return the family of a loaded model. The families are asked once for each model."""
-    if model not in _families:
-        _families[model] = family_for(model.config)
-    return _families[model]
+    return family_for(model.config)
 
 
 def check_family(model: PreTrainedModel, what: str, way_out: str, crops: bool = True) -> None:

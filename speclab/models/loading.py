@@ -27,19 +27,19 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from speclab.models import names
 from speclab.models.checking.checks import check_model
 from speclab.models.family import Family, family_for
 from speclab.models.generation import eos_ids
 from speclab.models.memory import why_eager
-from speclab.models.names import exists
 from speclab.models.padded import padding, sizes
 from speclab.system import extensions
 from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem, is_out_of_memory
 from speclab.system.paths import DATA
 from speclab.system.terminal import harmless, note
 
-LAB_PAIR, LAB_TARGET, LAB_DRAFT = names.LAB_PAIR, names.LAB_TARGET, names.LAB_DRAFT
+MODELS = DATA / "models"
+LAB_PAIR = MODELS / "lab-pair"
+LAB_TARGET, LAB_DRAFT = str(LAB_PAIR / "target"), str(LAB_PAIR / "draft")
 LAB = {"target": LAB_TARGET, "draft": LAB_DRAFT}
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()  # what matters of its warnings is checked here and refused
@@ -62,6 +62,7 @@ class Source:
 
 
 SOURCES: list[Source] = []  # the register.py of an extension adds to it
+WITH_OTHER_TOKENIZERS: list[str] = []  # kinds of drafts whose model may have another one; extensions add theirs
 _about: weakref.WeakKeyDictionary[PreTrainedModel, str] = weakref.WeakKeyDictionary()
 
 
@@ -189,13 +190,20 @@ def _refuse_kernels(name: str, config: Any) -> None:
 
 
 def choose_device(name: str) -> torch.device:
-    """Return a device that is there."""
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
         return torch.device("cuda" if there["cuda"] else "cpu")
     if not there[name]:
         raise EnvironmentProblem(f"PyTorch {torch.__version__} finds no device {name} here; use the device cpu")
     return torch.device(name)
+
+
+def exists(name: str) -> bool:
+    """Tell whether there is such a file or folder. A name that no file can have is none."""
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):  # too long, or with a NUL
+        return False
 
 
 def short_name(name: str) -> str:
@@ -233,7 +241,7 @@ def check_same_tokenizer(
     else:
         return n
     extensions.load()
-    kinds = "".join(f"{usage}, " for usage in names.WITH_OTHER_TOKENIZERS)
+    kinds = "".join(f"{usage}, " for usage in WITH_OTHER_TOKENIZERS)
     raise UsageProblem(f"{draft_name} and {target_name} {what}; choose a draft of the target's family, {kinds}or ngram")
 
 

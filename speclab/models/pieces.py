@@ -71,7 +71,6 @@ class Pieces:
 
 
 def with_text(rounds: Iterable[Round], made: Pieces) -> Iterator[Round]:
-    """Return the rounds, each with the text that it adds."""
     for round_ in rounds:
         text = made.add(round_.tokens)
         yield round_._replace(text=text + made.rest() if round_.finish else text)

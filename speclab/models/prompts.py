@@ -18,11 +18,13 @@ from pydantic_core import from_json
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from speclab.models.names import LAB_TEXTS, PROMPTS
 from speclab.system import files
 from speclab.system.errors import EnvironmentProblem, UsageProblem, first_line
+from speclab.system.paths import DATA
 from speclab.system.terminal import harmless
 
+PROMPTS = DATA / "prompts"
+LAB_TEXTS = tuple(sorted(path.stem for path in PROMPTS.glob("*.jsonl")))
 KINDS = ("code", "prose", "copy")
 SEPARATOR = "%%"
 EMPTY = "a prompt is empty; give at least one word, for example 'def main():'"
@@ -110,10 +112,9 @@ def _text(entry: Any, stem: str) -> tuple[str, Messages]:
     if not isinstance(entry, dict) or ("prompt" in entry) == ("messages" in entry) or entry.keys() - names:
         raise ValueError('it is no JSON object with one of "prompt" and "messages", and perhaps "kind"')
     kind, messages = entry.get("kind", stem), entry.get("messages", [{"role": "user", "content": entry.get("prompt")}])
-    if not isinstance(kind, str) or not kind.strip() or not kind.isprintable() or len(kind) > LONGEST_KIND:
-        raise ValueError(f"its kind is no word of 1 to {LONGEST_KIND} characters")
-    if kind == "all":
-        raise ValueError('its kind is "all", which names a group of rows')
+    is_word = isinstance(kind, str) and kind.strip() and kind.isprintable() and len(kind) <= LONGEST_KIND
+    if not is_word or kind == "all":  # which names a group of rows
+        raise ValueError(f'its kind is no word of 1 to {LONGEST_KIND} characters other than "all"')
     right = isinstance(messages, list) and all(
         isinstance(message, dict)
         and message.keys() == {"role", "content"}

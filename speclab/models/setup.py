@@ -31,7 +31,6 @@ class Setup:
 
     @property
     def eos(self) -> frozenset[int]:
-        """Return the ids that end the target's texts."""
         return generation.eos_ids(self.target.model.generation_config)
 
     @functools.cached_property
@@ -70,7 +69,6 @@ class Setup:
         return prompt.id_list if self.target.family.one_text else []
 
     def pieces(self, prompt: Prompt) -> Pieces:
-        """Return the pieces that give the text of the ids made after a prompt."""
         return Pieces(self.tokenizer, self.ids_before(prompt))
 
     def token_text(self, prompt: Prompt, text: list[int], token: int) -> str:
@@ -96,7 +94,6 @@ class Setup:
         return self.cached(model, min(n_ids, self.target.vocab_size))
 
     def describe(self) -> str:
-        """Return the head of every run: what runs, and on which device."""
         model, n = self.target.model, torch.get_num_threads()
         threads = f", {n} thread{'s' * (n != 1)}" * (self.device.type == "cpu")
         lines = (

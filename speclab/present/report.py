@@ -32,22 +32,26 @@ LADDER = "From the book's formula to the measured speedup: each factor is what o
 def page(run: ComparisonRun, name: str) -> str:
     """Return results/NAME.md. name: the name of the pictures"""
     answer = Markdown(screen(run, markdown=True).strip())
-    blocks = [provenance(run), Heading("The answer"), answer, *_details(run, name)]
-    for kind, other in (("eager", run.eager), ("padded", run.padded)):
-        if other:
-            blocks += [Heading(target_name(other), 1), provenance(other), *_details(other, f"{name}-{kind}")]
+    blocks = [provenance(run), Heading("The answer"), answer, *_pictures(run, name), *_details(run)]
+    for other in filter(None, (run.eager, run.padded)):
+        blocks += [Heading(target_name(other), 1), provenance(other), *_details(other)]
     return tables.show(blocks, markdown=True)
 
 
-def _details(run: ComparisonRun, name: str) -> list[Block]:
-    blocks: list[Block] = []
-    if any(row.draft for row in run.rows):
-        blocks.append(Markdown(f"![speedup by draft and k](../plots/{name}-speedup.png)"))
-    if any(row.ladder for row in run.rows):
-        blocks.append(Markdown(f"![from the book's formula to the measured speedup](../plots/{name}-why.png)"))
-    blocks += [Heading("All rows"), rows_table(run.rows), Lines([ROWS, COSTS])]
+def _pictures(run: ComparisonRun, name: str) -> list[Block]:
+    """Show those of present/pictures/plots.py; the parts of a run have none of their own."""
+    shown = {
+        "limits": "passes of three targets against what limits them" if run.eager and run.padded else "",
+        "speedup": "speedup by draft and k" if any(row.draft for row in run.rows) else "",
+        "why": "from the book's formula to the measured speedup" if any(row.ladder for row in run.rows) else "",
+    }
+    return [Markdown(f"![{about}](../plots/{name}-{what}.png)") for what, about in shown.items() if about]
+
+
+def _details(run: ComparisonRun) -> list[Block]:
+    blocks: list[Block] = [Heading("All rows"), rows_table(run.rows), Lines([ROWS, COSTS])]
     blocks.append(errors_table(prediction_rows(run.rows)))
-    ladder, effects = ladder_table(run.rows), [LADDER, *(f"{one.name}: {one.meaning}" for one in EFFECTS)]
+    ladder, effects = ladder_table(run.rows), [LADDER, *(f"{name}: {meaning}" for name, meaning in EFFECTS.items())]
     blocks += [Heading("From the formula to the measurement"), ladder, Lines(effects * bool(ladder.rows))]
     blocks += [Heading("Texts and noise"), Lines([*same_text_lines(run, every_arm=True), generate_line(run)])]
     return [*blocks, Lines(noise_lines(run.noise))]
@@ -84,7 +88,7 @@ def ladder_table(rows: list[Row]) -> Table:
         return lambda row: number(factors(row).get(name))
 
     heads = cells("draft", "k", "T") | {"book": lambda row: speedup(row.book_formula)}
-    heads |= {effect.name: factor(effect.name) for effect in EFFECTS} | cells("measured")
+    heads |= {name: factor(name) for name in EFFECTS} | cells("measured")
     return Table([row for row in rows if row.ladder and row.prompt_kind == "all"], heads)
 
 

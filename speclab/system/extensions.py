@@ -35,5 +35,4 @@ def _with(module: str) -> list[str]:
 
 
 def modules(name: str) -> list[ModuleType]:
-    """Import the modules of this name in the folders of extensions, in the order of the folders."""
     return [importlib.import_module(f"{PACKAGE}.{extension}.{name}") for extension in _with(name)]

@@ -1,4 +1,4 @@
-"""Files: read up to a limit, checked before anything is measured, written whole or not at all."""
+"""Files: read up to a limit, checked before anything is measured, written whole or not at all; and the cache folder."""
 
 import contextlib
 import errno
@@ -11,6 +11,8 @@ from pathlib import Path
 
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.terminal import note
+
+CACHE = "SPECLAB_CACHE"  # the environment variable that names another cache folder
 
 
 def shown(path: Path) -> str:
@@ -87,3 +89,23 @@ def _target(path: Path) -> Path:
     if is_there and not (target.is_file() and os.access(target, os.W_OK)):
         raise OSError(errno.EINVAL, "it is no regular file, or read-only")
     return target
+
+
+def is_own(path: Path) -> bool:
+    """Tell whether this user alone can have written a file or into a folder. Raises OSError where there is none."""
+    about = path.stat()
+    return not hasattr(os, "getuid") or (about.st_uid == os.getuid() and not about.st_mode & 0o022)
+
+
+def cache_folder() -> Path:
+    """Return the user's folder for what takes long to make. Raises OSError where it cannot be made or others can write
+    there."""
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "speclab")
+    try:
+        place = Path(os.environ.get(CACHE) or usual.expanduser())
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        raise OSError(f"the cache folder cannot be made: {error}; set {CACHE}") from None
+    if not is_own(place):
+        raise OSError(f"others can write to {place}; type: chmod 700 {place}")
+    return place

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from speclab.records.rows import Decoded, Noise, RoundCounts, Row, Rung
 from speclab.theory.costs import Costs, catch_ups
-from speclab.theory.forecast import AcceptProbs, Cost, forecast
+from speclab.theory.forecast import AcceptProbs, Forecast, forecast
 from speclab.theory.formulas import book_formula, expected_tokens_per_round, leviathan_speedup, ratio_interval
 from speclab.theory.ladder import RUNGS
 
@@ -80,9 +80,7 @@ def price(
         part.baseline += sum(costs.step_seconds(n_prompt + i) for i in range(len(text) - 1))
     for distinct, n_repeats in Counter(map(tuple, baseline.texts)).items():
         if accept_probs:
-            probs, part.independent = accept_probs(distinct), True
-            cost_of = round_cost(costs, n_prompt)
-            found = forecast(probs, len(probs), line.arm.draft_length, cost_of, costs.draft_catch, costs.replay)
+            found, part.independent = expected(accept_probs(distinct), line.arm.draft_length, costs, n_prompt), True
             seconds, n_rounds = found.cost, found.n_rounds
         elif rounds_along:
             rounds = rounds_along(distinct)
@@ -110,10 +108,13 @@ def _seconds_of(rounds: list[RoundCounts], context: int, of_model: Costs, of_loo
     return part
 
 
-def round_cost(costs: Costs, n_prompt: int) -> Cost:
-    """Return the seconds of a round as a function of the drafted tokens and of the new tokens committed before it,
-    since the context grows with these."""
-    return lambda n_drafted, state: costs.round_seconds(n_drafted, n_prompt + state - 1)
+def expected(accept_probs: AcceptProbs, draft_length: int, costs: Costs, n_prompt: int) -> Forecast:
+    """Return the forecast in seconds. The context of a round grows with the new tokens committed before it."""
+
+    def seconds(n_drafted: int, state: int) -> float:
+        return costs.round_seconds(n_drafted, n_prompt + state - 1)
+
+    return forecast(accept_probs, draft_length, seconds, costs.draft_catch, costs.replay)
 
 
 def predictions(row: Row, part: PredictedSeconds) -> dict[str, Any]:

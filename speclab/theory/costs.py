@@ -13,7 +13,7 @@ the mean of a rare width.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from operator import attrgetter
+from statistics import median_low
 from typing import NamedTuple
 
 import numpy as np
@@ -82,35 +82,33 @@ class Costs:
     def step_seconds(self, context: float) -> float:
         return max(self.step_at + self.step_slope * context, SHORTEST)
 
-    def verify_seconds(self, width: float, context: float) -> float:
+    def verify_seconds(self, width: int, context: float) -> float:
         return _read(self.verify_at, width) + self.verify_slope * context
 
-    def draft_seconds(self, n_drafted: float, context: float, catch_up: float = 1) -> float:
+    def draft_seconds(self, n_drafted: int, context: float, catch_up: int = 1) -> float:
         """Return the seconds of a whole draft."""
         if n_drafted == 0:
             return self.draft_idle
         at = _read(self.draft_at, n_drafted)
         return at + self.draft_catch * (catch_up - 1) + self.draft_slope * n_drafted * context
 
-    def overhead_seconds(self, n_drafted: float, rejected: bool = False) -> float:
+    def overhead_seconds(self, n_drafted: int, rejected: bool = False) -> float:
         """Return the seconds of everything but the draft and the verification. rejected: a draft was not accepted."""
         return self.accept_at + self.accept_each * n_drafted + self.rollback + self.host + self.replay * rejected
 
-    def round_seconds(self, n_drafted: float, context: float, catch_up: float = 1) -> float:
+    def round_seconds(self, n_drafted: int, context: float, catch_up: int = 1) -> float:
         draft = self.draft_seconds(n_drafted, context, catch_up)
         return draft + self.verify_seconds(n_drafted + 1, context) + self.overhead_seconds(n_drafted)
 
-    def draft_cost(self, draft_length: float, context: float, catch_up: float = 1) -> float:
-        """Return c, in decode steps, of a drafted token on average over a draft; 0 where nothing is drafted."""
-        seconds = self.draft_seconds(draft_length, context, catch_up) * (draft_length > 0)
-        return seconds / max(draft_length, 1) / self.step_seconds(context)
+    # c of a drafted token on average, v of a pass of this width, and o of everything else in a round, in decode steps
 
-    def verify_cost(self, width: float, context: float) -> float:
-        """Return v, in decode steps."""
+    def draft_cost(self, draft_length: int, context: float) -> float:
+        return self.draft_seconds(draft_length, context) / draft_length / self.step_seconds(context)
+
+    def verify_cost(self, width: int, context: float) -> float:
         return self.verify_seconds(width, context) / self.step_seconds(context)
 
-    def overhead(self, n_drafted: float, context: float) -> float:
-        """Return o, in decode steps."""
+    def overhead(self, n_drafted: int, context: float) -> float:
         return self.overhead_seconds(n_drafted) / self.step_seconds(context)
 
     def to_json(self) -> dict:
@@ -124,28 +122,18 @@ class Costs:
         return cls(**known | {name: {int(x): seconds for x, seconds in record[name]} for name in CURVES})
 
 
-def _read(curve: dict[int, float], x: float) -> float:
-    """Return a curve at x: linear between measured points, and beyond them.
-
-    Beyond, the slope is that between the outermost point and the one nearest to half (or twice) of it, within two
-    bounds: more never costs less, and never more per unit. One point alone is a constant.
-    """
-    points = sorted(curve)
-    if points[0] <= x <= points[-1]:
-        return float(np.interp(x, points, [curve[p] for p in points]))
-    edge, nearest = (points[-1], points[-1] / 2) if x > points[-1] else (points[0], points[0] * 2)
-    other = min((p for p in points if p != edge), key=lambda p: abs(p - nearest), default=None)
-    slope = 0.0 if other is None else (curve[edge] - curve[other]) / (edge - other)
-    return curve[edge] + min(max(slope, 0.0), curve[edge] / edge) * (x - edge)
+def _read(curve: dict[int, float], x: int) -> float:
+    """Return a curve at x: linear between measured points. Beyond them it goes on as it does from the first point to
+    the last, within two bounds: more never costs less, and never more per unit. One point alone is a constant."""
+    points, seconds = zip(*sorted(curve.items()), strict=True)
+    edge, at = min(max(x, points[0]), points[-1]), float(np.interp(x, points, seconds))
+    slope = (seconds[-1] - seconds[0]) / max(points[-1] - points[0], 1)
+    return at + min(max(slope, 0.0), at / edge) * (x - edge)
 
 
 # --- means of rounds --------------------------------------------------------------------------------------------------
 
-Number = Callable[[RoundTime], int]
-
-
-def _zero(_: RoundTime) -> int:
-    return 0
+Place = Callable[[RoundTime], tuple[int, int, int]]  # the cell of a round, and its numbers in two columns
 
 
 def fit(rounds: Sequence[RoundTime], steps: Sequence[RoundTime]) -> dict[tuple[str, float], Costs]:
@@ -154,20 +142,21 @@ def fit(rounds: Sequence[RoundTime], steps: Sequence[RoundTime]) -> dict[tuple[s
     The passes and the accept rule cost the same whoever drafted, so these are means over all drafters of a temperature;
     a drafter that runs a part of the target has passes of its own.
     """
-    costs, length = {}, attrgetter("n_drafted")
+    costs = {}
     for drafter, temperature in dict.fromkeys((r.drafter, r.temperature) for r in rounds):
         alike = [r for r in rounds if r.temperature == temperature]
         own = [r for r in alike if r.drafter == drafter]
         passes = own if own[0].own_verify else [r for r in alike if not r.own_verify]
         drafted, idle = [r for r in own if r.n_drafted], [r for r in own if not r.n_drafted]
         baseline = [s for s in steps if s.temperature == temperature]
-        step_at, _, step_slope = _means(baseline, "verify", context=attrgetter("context"))
-        verify_at, _, verify_slope = _means(passes, "verify", lambda r: r.n_drafted + 1, context=attrgetter("context"))
-        catch, length_context = (lambda r: r.catch_up - 1), (lambda r: r.n_drafted * r.context)
-        draft_at, draft_catch, draft_slope = _means(drafted, "draft", length, catch, length_context)
-        accept_at, accept_each, _ = _means(alike, "accept", column=length)
-        rollback, replay, _ = _means(own, "rollback", column=attrgetter("n_replays"))
-        draft_idle = _means(idle, "draft")[0].get(0, 0.0)
+        step_at, _, step_slope = _means(baseline, "verify", lambda r: (0, 0, r.context))
+        verify_at, _, verify_slope = _means(passes, "verify", lambda r: (r.n_drafted + 1, 0, r.context))
+        draft_at, draft_catch, draft_slope = _means(
+            drafted, "draft", lambda r: (r.n_drafted, r.catch_up - 1, r.n_drafted * r.context)
+        )
+        accept_at, accept_each, _ = _means(alike, "accept", lambda r: (0, r.n_drafted, 0))
+        rollback, replay, _ = _means(own, "rollback", lambda r: (0, r.n_replays, 0))
+        draft_idle, host = (_means(some, phase)[0].get(0, 0.0) for some, phase in ((idle, "draft"), (own, "host")))
         costs[drafter, temperature] = Costs(
             step_at=step_at[0],
             step_slope=step_slope,
@@ -180,27 +169,26 @@ def fit(rounds: Sequence[RoundTime], steps: Sequence[RoundTime]) -> dict[tuple[s
             accept_at=accept_at[0],
             accept_each=accept_each,
             rollback=rollback[0],
-            host=_means(own, "host")[0][0],
+            host=host,
             replay=replay,
         )
     return costs
 
 
 def _means(
-    rounds: Sequence[RoundTime], phase: str, cell: Number = _zero, column: Number = _zero, context: Number = _zero
+    rounds: Sequence[RoundTime], phase: str, place: Place = lambda r: (0, 0, 0)
 ) -> tuple[dict[int, float], float, float]:
-    """Return the mean seconds of every cell where column and context are 0, and the slopes >= 0 of column and context,
-    which all cells share.
+    """Return the mean seconds of every cell where both columns are 0, and the slopes >= 0 of the columns, which all
+    cells share.
 
-    The slope of the context is used only where it stands out of the noise: contexts of a run may hardly differ, and a
-    slope made of noise would be multiplied by a long context.
+    The second column is the context, whose slope is used only where it stands out of the noise: contexts of a run may
+    hardly differ, and a slope made of noise would be multiplied by a long context.
     """
     if not rounds:
         return {}, 0.0, 0.0
-    kinds = np.unique([(r.n_drafted, r.n_replays) for r in rounds], axis=0, return_inverse=True)[1].ravel()
-    times = _without_stalls(np.array([r.seconds[phase] for r in rounds]), kinds)
-    names, cells = np.unique([cell(r) for r in rounds], return_inverse=True)
-    table = np.array([times, [column(r) for r in rounds], [context(r) for r in rounds]])  # (3, n)
+    seconds, places = _without_stalls(rounds, phase), np.array([*map(place, rounds)])
+    names, cells = np.unique(places[:, 0], return_inverse=True)
+    table = np.array([seconds, *places.T[1:]])  # (3, n)
     means = np.array([table[:, cells == i].mean(1) for i in range(len(names))])  # (cells, 3)
     times, *inside = table - means[cells].T
     slopes, rest = _slopes(np.array(inside), times)
@@ -208,7 +196,7 @@ def _means(
     spare = len(times) - len(names) - 2
     if spare < FEWEST_SPARE or plain_rest - rest <= STANDARD_ERRORS**2 * rest / spare:
         slopes = plain
-    # No cell may cost less than nothing where column and context are 0.
+    # No cell may cost less than nothing where both columns are 0.
     sloped = means[:, 1:] @ slopes
     slopes = slopes * min([1.0, *(means[sloped > 0, 0] / sloped[sloped > 0])])
     at = (means[:, 0] - means[:, 1:] @ slopes).clip(0)
@@ -222,10 +210,11 @@ def _slopes(columns: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, float]:
     return slopes, float(rest @ rest)
 
 
-def _without_stalls(times: np.ndarray, kinds: np.ndarray) -> np.ndarray:
-    """Cut the times at STALL medians of their kinds. Of two in the middle the lower one counts, so that a stall does
-    not decide the mean of a kind of two."""
-    for kind in np.unique(kinds):
-        highest = STALL * np.quantile(times[kinds == kind], 0.5, method="lower")
-        times = np.where(kinds == kind, times.clip(max=highest), times)
-    return times
+def _without_stalls(rounds: Sequence[RoundTime], phase: str) -> list[float]:
+    """Return the seconds, cut at STALL medians of their kind: of rounds with as many drafted tokens and replays. Of two
+    in the middle the lower one counts, so that a stall does not decide the mean of a kind of two."""
+    by_kind: dict[tuple[int, int], list[float]] = {}
+    for r in rounds:
+        by_kind.setdefault((r.n_drafted, r.n_replays), []).append(r.seconds[phase])
+    highest = {kind: STALL * median_low(found) for kind, found in by_kind.items()}
+    return [min(r.seconds[phase], highest[r.n_drafted, r.n_replays]) for r in rounds]

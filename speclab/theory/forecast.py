@@ -9,13 +9,14 @@ the rounds before:
     n-gram                  1 where the proposal is the token that the target has there, else 0
 
 So the baseline's text and one pass of the draft model over it give the exact expectation of every count at every draft
-length (tests/theory/test_forecast.py compares with the production decoder, enumerated in rational numbers). No average
+length (tests/theory/test_forecast.py compares with the production rule, enumerated in rational numbers). No average
 acceptance rate is involved. That matters: hard places come in groups, and the formula for independent positions with
 the same average promises several per cent too much.
 
 A state t is the number of new tokens committed so far. Token 0 comes from prefill, so decoding starts in state 1 and
-ends in state N = `n_tokens`. `accept_probs[t][n]` is the probability that the n-th token (from 0) of a proposal
-made in state t is accepted, given that those before it were. A proposal may be shorter than the draft length or empty.
+ends in state N, the length of the text. `accept_probs[t][n]` is the probability that the n-th token (from 0) of a
+proposal made in state t is accepted, given that those before it were. A proposal may be shorter than the draft length
+or empty.
 
 Not covered: accept rules that judge several drafted tokens together, drafts with branches, drafts that learn from the
 rounds before (speclab/lab/known_texts.py), and an end token that stops the text before N tokens.
@@ -39,32 +40,27 @@ class Forecast(NamedTuple):
     n_tested: float  # accepted and rejected: drafts after a rejection are never tested
     n_accepted: float
     n_rejected: float  # rounds in which not all drafts are accepted
-    n_emitted: float
 
 
 def forecast(
     accept_probs: AcceptProbs,
-    n_tokens: int,
     draft_length: int,
     round_cost: Cost | None = None,
     full_round_extra: float = 0.0,
     rejected_round_extra: float = 0.0,
 ) -> Forecast:
-    """Return exact expectations of decoding up to `n_tokens` with this draft length: no round drafts more than what is
-    left but one.
+    """Return exact expectations of decoding with this draft length, up to as many tokens as there are rows of
+    acceptance probabilities: no round drafts more than what is left but one.
 
     full_round_extra: what a round costs more because the round before accepted all it drafted (at least one): the
     draft then has two tokens to read. A round that drafts nothing does not have this extra, and neither has the first.
 
     rejected_round_extra: what a round costs more in which not all drafts are accepted: some targets replay then.
 
-    ValueError: a state without a row in `accept_probs` (unless the draft length is 0), or a probability outside 0 … 1.
+    ValueError: a probability outside 0 … 1.
     """
-    if draft_length < 0:
-        raise ValueError(f"the draft length must be at least 0, got {draft_length}")
-    if draft_length and len(accept_probs) < n_tokens:
-        raise ValueError(f"{n_tokens} tokens need acceptance probabilities for as many states, got {len(accept_probs)}")
-    rows = [accept_probs[t][: min(draft_length, n_tokens - t - 1)] if draft_length else () for t in range(1, n_tokens)]
+    n_tokens = len(accept_probs)
+    rows = [accept_probs[t][: min(draft_length, n_tokens - t - 1)] for t in range(1, n_tokens)]
     return _expect(rows, round_cost or (lambda n_drafted, state: 1.0), full_round_extra, rejected_round_extra)
 
 
@@ -113,5 +109,4 @@ def _expect(
         n_tested=float(visits @ tested),
         n_accepted=float(visits @ accepted),
         n_rejected=float(visits @ rejected),
-        n_emitted=float(visits @ (accepted + 1)),
     )

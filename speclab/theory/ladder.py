@@ -6,27 +6,18 @@ ratio of each rung to the one before is what that one effect is worth; the ratio
 
 from itertools import pairwise
 from statistics import median
-from typing import NamedTuple
 
 from speclab.records.rows import Row
 
-
-class Effect(NamedTuple):
-    """What one rung of the ladder adds."""
-
-    name: str
-    meaning: str
-
-
-EFFECTS = (
-    Effect("bonus and partial drafts", "partly right drafts and the bonus token count"),
-    Effect("draft cost", "the draft takes time for every token it proposes"),
-    Effect("verification", "a target pass over k + 1 tokens may take longer than one over a token"),
-    Effect("overhead", "accepting, rolling back, and the loop around them take time"),
-    Effect("real acceptance", "right drafts come in streaks, drafts may be shorter than k, and texts end"),
-    Effect("all else", "what the effects before it do not account for: draws of this run, and noise"),
-)
-RUNGS = ("book formula", *(effect.name for effect in EFFECTS))
+EFFECTS = {  # what one rung of the ladder adds
+    "bonus and partial drafts": "partly right drafts and the bonus token count",
+    "draft cost": "the draft takes time for every token it proposes",
+    "verification": "a target pass over k + 1 tokens may take longer than one over a token",
+    "overhead": "accepting, rolling back, and the loop around them take time",
+    "real acceptance": "right drafts come in streaks, drafts may be shorter than k, and texts end",
+    "all else": "what the effects before it do not account for: draws of this run, and noise",
+}
+RUNGS = ("book formula", *EFFECTS)
 # Columns of a row that predict its speedup, best informed first -> what tables and pictures call them.
 PREDICTORS = {
     "accounting": "accounting",
@@ -45,7 +36,7 @@ def factors(row: Row) -> dict[str, float]:
     if not by_name or row.forecast is None:
         return {}
     speedups = [*(by_name[name] for name in RUNGS[:-2]), row.forecast, row.speedup]
-    return {effect.name: after / before for effect, (before, after) in zip(EFFECTS, pairwise(speedups), strict=True)}
+    return {name: after / before for name, (before, after) in zip(EFFECTS, pairwise(speedups), strict=True)}
 
 
 def prediction_rows(rows: list[Row]) -> list[Row]:

@@ -6,10 +6,9 @@ rounding from a bug.
 
 Sampled output has no baseline to equal. `ZSums` tests each emitted token against the target's distribution at its
 place; the sums are martingales, so the tokens need not be independent. A decoder and its judge compute the same logits
-in passes of different widths, so near the edge of top-k and top-p their filters may keep different tokens; in bfloat16
-logits are often equal, and the k-th token is then a matter of chance. `kept` says which tokens are kept whatever the
-rounding. The tests are about these alone, and tokens at the edge are left out of them. Which ones these are depends on
-the text before the token, never on which token was drawn.
+in passes of different widths, so near the edge of top-k and top-p their filters may keep different tokens. `kept` says
+which tokens are kept whatever the rounding. The tests are about these alone, and tokens at the edge are left out of
+them. Which ones these are depends on the text before the token, never on which token was drawn.
 """
 
 import math
@@ -24,8 +23,7 @@ from speclab.models.checking.rounding import Reference
 
 Z_BOUND = 4.9  # two-sided false-alarm rate 1e-6 for one statistic
 CHUNK = 32  # places at a time
-NOISE_THAT_COUNTS = 1e-6  # variance of ln p by rounding
-RESOLVED = 0.5  # the largest standard deviation of ln p by rounding that the statistics allow for
+RESOLVED = 0.25  # standard deviation of ln p by rounding; less moves no statistic of a thousand tokens by 0.5
 APART = 8  # the difference of two logits is off by fewer standard deviations of one logit's rounding than this
 NEVER = 40.0  # a token that is e^40 times less probable than the most probable one is not drawn
 MASS_ERROR = 64 * torch.finfo(torch.float32).eps  # the rounding error of a sum of float32 probabilities
@@ -78,19 +76,6 @@ class ZStatistics(NamedTuple):
         return all(abs(z) < Z_BOUND for z in (self.residual, self.surprise))
 
 
-class Places(NamedTuple):
-    """The distributions that are tested at n places of texts. They follow from the text before each place alone.
-
-    A possible token of target probability 0 is one of which rounding decides whether a filter keeps it; `target_probs`
-    is then the distribution given that the token is one of the others.
-    """
-
-    target_probs: Tensor  # (n, vocab)
-    draft_probs: Tensor  # (n, vocab), or anything fixed by the text before the token; it only chooses where to look
-    possible: Tensor | None = None  # (n, vocab) of bool, tokens that may be emitted; None: those of probability above 0
-    noise: Tensor | None = None  # (n,), the variance of ln p by rounding; None: it is next to nothing
-
-
 class ZSums:
     """Adds up two martingales over texts, with the variance and the third central moment that they have by chance."""
 
@@ -98,25 +83,23 @@ class ZSums:
         self._sums = torch.zeros(2, 3, dtype=torch.float64)  # residual and surprise: total, variance, third moment
         self._n = self._n_uncertain = 0
 
-    def add(self, tokens: Tensor, places: Places) -> None:
-        """Count (n,) tokens, one at each of the places.
+    def add(self, tokens: Tensor, target_probs: Tensor, draft_probs: Tensor, possible: Tensor | None = None) -> None:
+        """Count (n,) tokens, one at each of n places. The distributions, (n, vocab), follow from the text before each
+        place alone; the draft's only chooses where to look.
 
-        A token whose probability rounding decides is counted, but not tested. A token that is not possible makes z_L
-        infinite, as it should. Where the run's ln p have independent errors of variance `noise` around those of the
-        places, the moments are right to the second order.
+        possible: (n, vocab) of bool, tokens that may be emitted; None: those of probability above 0. Rounding decides
+        whether a filter keeps a possible token of probability 0: it is counted, but not tested, and `target_probs` are
+        those given that the token is one of the others. A token that is not possible makes z_L infinite.
         """
-        p, q, possible, noise = places
-        p, at = p.double(), tokens[:, None]
-        values = torch.stack([(q > p).double(), torch.where(p > 0, -p.log(), 0.0)])  # (2, n, vocab)
+        p, at = target_probs.double(), tokens[:, None]
+        values = torch.stack([(draft_probs > p).double(), torch.where(p > 0, -p.log(), 0.0)])  # (2, n, vocab)
         mean = (p * values).sum(-1)  # (2, n)
         above = values - mean[..., None]
-        variance, third = (p * above**2).sum(-1), (p * above**3).sum(-1)
-        if noise is not None:
-            mean, variance = mean - noise * (p**2 * above).sum(-1), variance + noise * (p**2 * above**2).sum(-1)
         emitted = values.gather(-1, at.expand(2, -1, 1))[..., 0]
+        moments = torch.stack([emitted - mean, (p * above**2).sum(-1), (p * above**3).sum(-1)], dim=-1)  # (2, n, 3)
         tested = p.gather(-1, at)[:, 0] > 0
         impossible = ~(tested if possible is None else possible.gather(-1, at)[:, 0])
-        self._sums += torch.stack([emitted - mean, variance, third], dim=-1)[:, tested].sum(1)
+        self._sums += moments[:, tested].sum(1)
         self._sums[1, 0] += torch.where(impossible, torch.inf, 0.0).sum()
         self._n, self._n_uncertain = self._n + len(tokens), self._n_uncertain + int((~tested & ~impossible).sum())
 
@@ -143,12 +126,9 @@ def z_of(total: float, variance: float, third: float) -> float:
 
 def known_law(
     reference: Reference, prompt: list[int], tokens: list[int], sampling: Sampling, vocab_size: int, draft_probs: Tensor
-) -> Iterator[tuple[Tensor, Places]]:
-    """Return the tokens of a text and the target's distribution at their places, as far as rounding lets it be known: a
-    few places at a time, from uncached passes. It is the distribution among the tokens that the filters keep whatever
-    the rounding.
-
-    draft_probs: (n, vocab_size), see `Places`. The temperature must be above 0.
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Return what `ZSums.add` takes, for a few places of a text at a time, from uncached passes. The target's
+    distribution is that among the tokens that the filters keep whatever the rounding. The temperature must be above 0.
     """
     before, text = (torch.tensor([ids], dtype=torch.long) for ids in (prompt, tokens))
     logits, deviations = reference.with_deviations(before, text[:, :-1], vocab_size)
@@ -157,9 +137,7 @@ def known_law(
         sure, possible = kept(logits[part], deviations[part], sampling)
         scaled = logits[part].double() / sampling.temperature
         probs = scaled.masked_fill(~sure, -torch.inf).softmax(-1).nan_to_num(0.0)
-        noise = (deviations[part] / sampling.temperature) ** 2
-        some = noise if noise.max() > NOISE_THAT_COUNTS else None
-        yield text[0, part], Places(probs, draft_probs[part], possible, some)
+        yield text[0, part], probs, draft_probs[part], possible
 
 
 def kept(logits: Tensor, deviation: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,6 @@ from speclab.core.sampling import (
     draw,
     draw_draft,
     draw_next,
-    most_probable,
     to_host,
     uniforms,
 )
@@ -291,17 +290,3 @@ def test_greedy_verification_is_the_accept_rule(n, vocab, data):
 def test_what_stands_behind_the_drafted_tokens_is_not_compared():
     draft = Draft(torch.tensor([[1, 2, 1]]), torch.tensor([1]))
     assert draft.matching(torch.tensor([[1, 2, 0, 0]])).n_accepted.tolist() == [1]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_the_most_probable_tokens_are_the_first_of_the_largest(dtype):
-    """With ties, infinities and numbers that are none."""
-    logits = torch.randint(-3, 4, (2, 9), generator=torch.Generator().manual_seed(9)).to(dtype)
-    for changes in ({}, {1: INF}, {2: NAN, 0: INF}, {1: NAN, 3: NAN}, dict.fromkeys(range(9), -INF)):
-        rows = logits.clone()
-        for place, value in changes.items():
-            rows[0, place] = value
-        first = rows.double().numpy().argmax(-1)  # NumPy takes what is no number for the largest, as PyTorch does
-        assert most_probable(rows).tolist() == [
-            NOT_FINITE if not math.isfinite(rows[i, token]) else int(token) for i, token in enumerate(first)
-        ]

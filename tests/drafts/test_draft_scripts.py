@@ -71,7 +71,6 @@ def test_a_comparison_proves_forecasts_and_names_them_beside_fixed_lengths(
         (compare, "--draft dial:0.8:free -k auto", 2, "and dial:0.8:free replays the text; give -k a number"),
         (optimized_speculative, "--draft dial:0.8:free -k auto", 2, "replays the text; give -k a number"),
         *((compare, f"-k {value}", 2, "-k") for value in ("autos", "2,auto,x", "auto,-1", "''")),
-        (optimized_speculative, "--draft feature:featur", 2, "name, for example feature:build/feature"),
         (optimized_speculative, "--draft feature:./nowhere", 3, "nowhere"),
         (optimized_speculative, "--draft feature:", 2, "unknown draft kind 'feature:'"),
         (optimized_speculative, "--draft featur", 2, "unknown draft kind 'featur'"),

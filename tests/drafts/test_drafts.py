@@ -88,8 +88,7 @@ def target():
 
 
 def rounds_of(target, drafter, k: int, limit: int, sampling: Sampling = Sampling()) -> list[Round]:
-    generator = torch.Generator().manual_seed(0)
-    return list(speculative_rounds(target, drafter, PROMPT, k, limit, sampling, generator))
+    return list(speculative_rounds(target, drafter, PROMPT, k, limit, sampling))
 
 
 def test_model_drafter_with_k_0(target):
@@ -215,8 +214,7 @@ def test_ids_that_the_draft_lacks_have_probability_0_and_can_be_committed(temper
     drafter, said = ModelDrafter(draft), []
     honest, proposals = drafter.propose, []
     drafter.propose = lambda k, uniforms: proposals.append(honest(k, uniforms)) or proposals[-1]
-    generator = torch.Generator().manual_seed(3)
-    for round_ in speculative_rounds(target, drafter, PROMPT, 3, 60, Sampling(temperature), generator):
+    for round_ in speculative_rounds(target, drafter, PROMPT, 3, 60, Sampling(temperature), seed=3):
         said += round_.tokens
     assert max(said) >= n_rows
     assert max(proposal.tokens.max().item() for proposal in proposals if proposal.tokens.numel()) < n_rows

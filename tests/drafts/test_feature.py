@@ -92,8 +92,7 @@ def test_ids_that_the_head_lacks_are_never_proposed_and_do_no_harm(n_ids, ids, s
     """Its own ids are others than the target's, or the target knows more than the head."""
     model = tiny("llama", vocab_size=n_ids)
     drafter = Kept(tiny_head(draft_vocab=len(ids)), ids if len(ids) < VOCAB else None)
-    generator = torch.Generator().manual_seed(1)
-    text = tokens_of(speculative_rounds(reading(model, drafter), drafter, prompts(1), 3, 40, sampling, generator))
+    text = tokens_of(speculative_rounds(reading(model, drafter), drafter, prompts(1), 3, 40, sampling, seed=1))
     proposed = {token for _, draft in drafter.proposed for token in draft.tokens[0].tolist()}
     assert proposed <= set(ids.tolist())
     assert len(proposed) > 1
@@ -121,7 +120,7 @@ def test_the_forecast_of_a_greedy_decoding_is_exact():
         assert [len(row) for row in probs] == [min(5, N_NEW - t) for t in range(N_NEW)]
         for k in (1, 3, 5):
             rounds = list(speculative_rounds(target, drafter, prompt, k, N_NEW))
-            expected = forecast(probs, N_NEW, k)
+            expected = forecast(probs, k)
             assert expected.n_rounds == pytest.approx(len(rounds) - 1)
             assert expected.n_accepted == pytest.approx(sum(r.n_accepted for r in rounds))
             seen |= {(r.n_drafted, r.n_accepted) for r in rounds}

@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import json
 import math
-import struct
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +16,7 @@ from speclab.drafts import registry
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads import files
 from speclab.drafts.heads.files import read_head, weights_of, write_head
-from speclab.models import names
+from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.models.padded.padding import pad_to
 from speclab.models.padded.sizes import Shape
@@ -82,8 +81,7 @@ def refused(read, *given) -> str:
 def proposals(model, drafter, sampling=None):
     target = CachedModel(model)
     target.hidden_layers = drafter.head.config.layers
-    generator = torch.Generator().manual_seed(1)
-    return list(speculative_rounds(target, drafter, prompts(1), 3, 40, sampling or Sampling(0.9), generator))
+    return list(speculative_rounds(target, drafter, prompts(1), 3, 40, sampling or Sampling(0.9), seed=1))
 
 
 # --- what is right ----------------------------------------------------------------------------------------------------
@@ -162,45 +160,29 @@ def test_a_padded_target_is_drafted_for_as_the_one_that_it_was_padded_from(targe
 
 # --- what is wrong ----------------------------------------------------------------------------------------------------
 
-MISSING = "which is missing, out of its range or no"
+MISSING = "which is missing, negative or no"
 CONFIGS = [  # where, what is changed, and what the line says
     ((), {"speculators_model_type": "medusa"}, "speculators_model_type is 'medusa'; the draft feature reads eagle3"),
     ((), {"eagle_aux_hidden_state_layer_ids": [1, 3]}, "it reads states [1, 3] of a target with 2 layers"),
-    ((), {"draft_vocab_size": 12}, "lm_head.weight is F64 (48, 32); its config.json asks for F64 (12, 32)"),
+    ((), {"draft_vocab_size": 12}, "lm_head.weight is (48, 32); its config.json asks for (12, 32)"),
     ((), {"draft_vocab_size": None}, f"draft_vocab_size is None, {MISSING} int"),
-    ((), {"target_hidden_size": 10**30}, "target_hidden_size is 1000"),
     ((), {"fc_norm": "false"}, f"fc_norm is 'false', {MISSING} bool"),
     ((), {"norm_before_fc": True, "fc_norm": True}, "norm_before_fc and fc_norm"),
     ((), {"logit_scale": 0.5}, "logit_scale is 0.5, which the lab does not compute"),
     ((), {DECODER: [1]}, f"{DECODER} is [1], {MISSING} dict"),
-    ((DECODER,), {"hidden_size": 1 << 20}, "embed_tokens.weight is F64 (48, 32)"),
+    ((DECODER,), {"hidden_size": 1 << 20}, "embed_tokens.weight is (48, 32)"),
     ((DECODER,), {"hidden_size": "wide"}, "hidden_size"),
     ((DECODER,), {"hidden_size": -32}, "its weights cannot be used"),
-    ((DECODER,), {"attention_bias": "false"}, "attention_bias"),
-    ((DECODER,), {"rms_norm_eps": math.nan}, "its rms_norm_eps"),
     ((DECODER,), {"num_hidden_layers": 2}, "is not one layer of llama"),
     ((DECODER,), {"num_hidden_layers": 1 << 20}, "num_hidden_layers is 1048576; the lab reads at most 64"),
     ((DECODER,), {"model_type": "mamba"}, "model_type is 'mamba'"),
     ((DECODER,), {"hidden_act": "warm"}, "warm"),
-    ((DECODER,), {"num_key_value_heads": 3}, "its 4 heads of size 8 over 3"),
     ((DECODER,), {"head_dim": 7}, "its config.json cannot be used"),
-    ((DECODER,), {"head_dim": 1 << 40}, "heads of size 1099511627776"),
     ((DECODER,), {TURNS: {"rope_type": "nonsense", "rope_theta": 1e4}}, "rope_type is 'nonsense'"),
     ((DECODER,), {TURNS: {"rope_type": "llama3", "rope_theta": 1e4}}, "config.json"),
     ((DECODER, TURNS), {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, which the lab does not"),
-    ((DECODER, TURNS), {"rope_type": "yarn", "factor": 2.0, "attention_factor": 1e39}, "attention_factor"),
     ((DECODER,), {"model_type": "qwen3", "layer_types": ["sliding_attention"]}, "attends to the whole text"),
 ]
-
-
-def header_of_half_a_gigabyte(folder) -> None:
-    """It declares an embedding of 2**28 numbers, and the disk holds none of them."""
-    n_bytes = 2**29
-    header = {"norm.weight": {"dtype": "BF16", "shape": [2**14, 2**14], "data_offsets": [0, n_bytes]}}
-    text = json.dumps(header).encode()
-    with open(folder / "model.safetensors", "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(8 + len(text) + n_bytes)
 
 
 DAMAGE = [  # what is done to a folder, and what the line says
@@ -217,7 +199,6 @@ DAMAGE = [  # what is done to a folder, and what the line says
     ),
     (lambda folder: (folder / "model.safetensors").write_bytes(b"half"), "its config.json and weights cannot be used"),
     (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
-    (header_of_half_a_gigabyte, "is missing"),
 ]
 
 
@@ -242,16 +223,14 @@ def unread(*args):
 
 
 WEIGHTS = (
-    (torch.ones(33).double(), "norm.weight is F64 (33,); its config.json asks for F64 (32,)"),
+    (torch.ones(33), "norm.weight is (33,); its config.json asks for (32,)"),
     (None, "norm.weight is missing"),
-    (torch.ones(32, dtype=torch.int64), "norm.weight is I64 (32,)"),
-    (torch.ones(32).to(torch.float8_e4m3fn), "norm.weight is F8"),
     (torch.ones(32), "a tensor was read"),
 )
 
 
 def check_weights(folder, read, monkeypatch) -> None:
-    """Names, shapes and types are compared before a number is read, and numbers that are not finite are refused."""
+    """Names and shapes are compared before a number is read, and numbers that are not finite are refused."""
     right = load_file(folder / "model.safetensors")["norm.weight"]
     with monkeypatch.context() as patch:
         patch.setattr(files, "safe_open", unread)
@@ -259,13 +238,13 @@ def check_weights(folder, read, monkeypatch) -> None:
             other_weights(folder, norm__weight=tensor)
             assert message in refused(read)
         other_weights(folder, norm__weight=right, more=torch.ones(3))
-        assert "more is F32 (3,); its config.json asks for no such weight" in refused(read)
+        assert "more is (3,); its config.json asks for no such weight" in refused(read)
     for wrong in (math.nan, math.inf):
         other_weights(folder, more=None, norm__weight=right.index_fill(0, torch.tensor([0]), wrong))
         assert "norm.weight has numbers that are not finite in torch.float64" in refused(read)
 
 
-def test_names_shapes_and_types_are_compared_before_a_number_is_read(target, folder, monkeypatch):
+def test_names_and_shapes_are_compared_before_a_number_is_read(target, folder, monkeypatch):
     check_weights(folder, lambda: read_head(str(folder), target), monkeypatch)
 
 
@@ -277,8 +256,7 @@ def test_tables_that_are_wrong_are_refused(target, tmp_path):
         (torch.full((12,), VOCAB), "its d2t table"),
         (torch.arange(12, 0, -1), "its d2t table"),
         (torch.full((12,), 2**63 - 1), "its d2t table"),
-        (torch.zeros(11, dtype=torch.long), "d2t is I64 (11,)"),
-        (torch.zeros(12), "d2t is F32 (12,)"),
+        (torch.zeros(11, dtype=torch.long), "d2t is (11,)"),
         (None, "it proposes 12 of 48 ids and has no d2t table"),
     ):
         assert message in refused(read_head, other_weights(folder, d2t=table), target)
@@ -336,5 +314,5 @@ OWN = [("smollm2", True), ("lab:8b", False), ("models/smollm2", False), ("../mod
 def test_a_target_of_this_name_gets_its_own_head(target, own):
     """Any other gets the head of the lab's pair; a path is no such name."""
     found = Path(registry.own_head("feature", target))
-    assert found == (names.MODELS / target / "feature" if own else names.LAB_PAIR / "feature")
+    assert found == (loading.MODELS / target / "feature" if own else loading.LAB_PAIR / "feature")
     assert (found / "model.safetensors").stat().st_size <= 6_000_000

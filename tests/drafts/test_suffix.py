@@ -62,12 +62,6 @@ def test_it_is_the_longest_match_and_its_commonest_followers(text, k, depth, dat
     assert drafter.matched == longest
 
 
-@pytest.mark.parametrize(("depth", "least"), [(0, 0.5), (4, 0.0), (4, 1.5)])
-def test_impossible_options_are_refused(depth, least):
-    with pytest.raises(ValueError, match="need depth"):
-        SuffixDrafter(depth, least)
-
-
 def test_ids_that_the_target_never_emits_are_not_proposed():
     """A prompt may have them where a target's embedding is larger than its output layer."""
     prompt = torch.tensor([[5, 6, 40, 7, 5, 6, 40, 7, 5, 6]])

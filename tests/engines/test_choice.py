@@ -22,22 +22,6 @@ def float32(family: str = "llama", **changes):
     return tiny(family, dtype=torch.float32, **changes)
 
 
-@pytest.mark.parametrize(
-    ("wish", "engine", "words"),
-    [
-        ("auto", "c", "a whole pass in C"),
-        ("c", "c", "asked for"),
-        ("eager", "eager", "asked for"),
-        ("graphs", "eager", "is for CUDA"),
-    ],
-)
-def test_a_cpu_has_one_engine_of_its_own(wish, engine, words):
-    model = float32()
-    fast, why = engine_choice.choose(model, wish)
-    assert CachedModel(model, fast=fast).engine == engine
-    assert words in why
-
-
 def mixtral():
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     return MixtralForCausalLM(MixtralConfig(**sizes, num_key_value_heads=2, vocab_size=VOCAB)).eval()
@@ -57,19 +41,23 @@ def headless():
 
 
 OTHERS = (torch.float64, torch.bfloat16, torch.float16)
-EAGER = {
-    "another family": (mixtral, "does not know mixtral"),
-    "another activation": (lambda: float32(hidden_act="tanh"), "the activation tanh"),
-    **{str(dtype): (lambda dtype=dtype: tiny("llama", dtype=dtype), "float32") for dtype in OTHERS},
-    "damaged weights": (damaged, "off by nan"),
-    "any trouble": (headless, "AttributeError"),
+CHOICES = {  # the model, the wish, the engine, and words of the reason
+    "auto": (float32, "auto", "c", "a whole pass in C"),
+    "c": (float32, "c", "c", "asked for"),
+    "eager": (float32, "eager", "eager", "asked for"),
+    "graphs": (float32, "graphs", "eager", "is for CUDA"),
+    "another family": (mixtral, "auto", "eager", "does not know mixtral"),
+    "another activation": (lambda: float32(hidden_act="tanh"), "auto", "eager", "the activation tanh"),
+    "damaged weights": (damaged, "auto", "eager", "off by nan"),
+    "any trouble": (headless, "c", "eager", "AttributeError"),
+    **{str(dtype): (lambda dtype=dtype: tiny("llama", dtype=dtype), "auto", "eager", "float32") for dtype in OTHERS},
 }
 
 
-@pytest.mark.parametrize(("make", "words"), EAGER.values(), ids=EAGER)
-def test_what_c_cannot_run_stays_eager(make, words):
-    fast, why = engine_choice.choose(make(), "auto")
-    assert fast is None
+@pytest.mark.parametrize(("make", "wish", "engine", "words"), CHOICES.values(), ids=CHOICES)
+def test_what_c_cannot_run_stays_eager(make, wish, engine, words):
+    fast, why = engine_choice.choose(model := make(), wish)
+    assert CachedModel(model, fast=fast).engine == engine
     assert words in why
     assert len(why.splitlines()) == 1
 
@@ -115,6 +103,13 @@ def loses_its_last_key(backend: c_pass.CBackend, n_tokens: int, length: int) -> 
         keys, _ = row_of(backend, length - n_tokens - 1)
         with torch.inference_mode():
             keys.zero_()
+
+
+def test_a_copy_of_the_weights_needs_room(monkeypatch):
+    monkeypatch.setattr(engine_choice, "free_memory", lambda device: 1000)
+    fast, why = engine_choice.choose(float32(), "c")
+    assert fast is None
+    assert "memory has no room for a copy" in why
 
 
 def test_the_model_itself_is_left_as_it_was():

@@ -1,15 +1,19 @@
-"""Checks of exercise 17: a page of counters, what it says, a prediction, a stream, and the lab's rounds.
+"""Checks of exercise 17: two looks, what they say, a stream, the lab's rounds, and the cause of a curve.
 
-The last check and the numbers of the page come from a recorded transcript (exercises/transcript.py).
+One check and the numbers of the page come from a recorded transcript (exercises/transcript.py), others from measured
+curves (results/cpu-curves.json) that the chapter does not show.
 """
 
-import contextlib
+import functools
+import json
 import random
 import re
 from collections.abc import Callable
+from unittest import mock
 
 from exercises import transcript
 from solutions import ex17_serving as right
+from speclab.system.paths import ROOT
 from tests.exercises.answers import asked, chapter, simplest
 
 STEM = "ex17_serving"
@@ -17,9 +21,8 @@ RECORD = transcript.load()
 
 
 def rounded(number: object) -> object:
-    """For comparing: nine digits are enough, and NaN is a word, since it equals no number."""
-    short = None if number is None else float(f"{float(number):.9g}")
-    return short if short == short else "nan"
+    """For comparing: nine digits are enough."""
+    return None if number is None else float(f"{float(number):.9g}")
 
 
 def or_error(call: Callable[..., object], *args: object) -> object:
@@ -30,63 +33,9 @@ def or_error(call: Callable[..., object], *args: object) -> object:
         return type(error).__name__
 
 
-def series(found: dict[str, float]) -> dict[str, object]:
-    """What read_counters and between give."""
-    return {name: rounded(value) for name, value in found.items()}
-
-
 def numbers(found: object, *what: str) -> object:
     """As many numbers as there are names in `what`, or the name of what was raised."""
     return found if isinstance(found, str) else dict(zip(what, map(rounded, found), strict=True))
-
-
-def line(name: str, value: object, **labels: str) -> str:
-    """Of a page; every value but that of a server without labels has an engine and a model."""
-    shown = ",".join(f'{key}="{x}"' for key, x in ({"engine": "0", "model_name": "m"} | labels).items())
-    return f"{name}{f'{{{shown}}}' if labels else ''} {value}\n"
-
-
-def typed(name: str, kind: str, *lines: str | tuple[object, dict[str, str]]) -> str:
-    """A series. Of lines that are pairs, a value and labels, the name is the series' own."""
-    whole = (one if isinstance(one, str) else line(name, one[0], **one[1]) for one in lines)
-    return f"# TYPE {name} {kind}\n" + "".join(whole)
-
-
-MANY = {"a": "1", "b": "x y", "c": "", "d": "0", "e": "5", "f": "6"}
-WAITS = [line("wait_s_bucket", n, le=le) for n, le in ((3.0, "0.5"), (4.0, "+Inf"))]
-HITS = [(3.0, {"zone": "b", "area": "a"}), "# another one\n", (4.0, {"zone": "b", "engine": "1", "area": "a"})]
-ODD = [{"why": "the end, or a stop"}, {"why": "{}"}, {"model_name": "m}", "why": "x"}, {"engine_kind": "a", "why": ""}]
-PLACES = [(i + 2.0, {"engine": str(i % 2), "position": str(i // 2)}) for i in range(4)]
-ONE = {"engine": "0"}
-GAUGES = [("waiting", "gauge", 4.0), ("n_total", "counter", 2.0), ("n_created", "gauge", 1.7e9)]
-PAGES = {
-    "two engines": typed("n_total", "counter", (2.0, ONE), (3.0, {"engine": "1"})),
-    "places of a draft": typed("kept_total", "counter", *PLACES),
-    "a histogram": typed("wait_s", "histogram", *WAITS, line("wait_s_count", 4.0), line("wait_s_sum", 1.75, **ONE)),
-    "gauges": "".join(typed(name, kind, (n, ONE)) for name, kind, n in GAUGES) + typed("busy", "gauge", (1.0, {})),
-    "few labels": line("early_total", 3.0) + typed("n_total", "counter", ("1.5e+06", {}), "\n# a remark\n"),
-    "remarks between the lines": typed(
-        "hits", "counter", "# HELP hits How often, no _total in it.\n# a remark\n", *HITS
-    )
-    + typed("waiting", "gauge", "# a remark\n", (5.0, {})),
-    "odd values of labels": typed(
-        "n_total", "counter", *((i + 1.0, {"model_name": "my {small}, one"} | x) for i, x in enumerate(ODD))
-    ),
-    "names that do not say the kind": typed("kept", "counter", (3.0, {})) + typed("made_created", "counter", (4.0, {})),
-    "other kinds": "".join(typed(kind, kind, (1.0, {})) for kind in ("summary", "untyped", "unknown", "info")),
-    "odd numbers": typed(
-        "n", "counter", *((x, {"at": str(i)}) for i, x in enumerate(("+Inf", "NaN", "-2.5e-01", "inf")))
-    ),
-    "eight engines": typed("n", "counter", *((e / 8, MANY | {"engine": str(e)}) for e in range(8))),
-    "an empty page": "",
-}
-
-
-@asked(list(PAGES.items()), "{0}")
-def test_a_page_is_read(one, what, page):
-    """read_counters: counters and histograms are read, by the labels that say what is counted, summed over engines."""
-    with contextlib.suppress(OverflowError):  # int() of +Inf: other pages tell what is wrong with it
-        return series(one.read_counters(page))
 
 
 DICE = random.Random(0)
@@ -107,7 +56,7 @@ LOOKS = simplest(look(DICE) for _ in range(300))
 def test_what_happened_between_two_looks(one, *looks):
     """between: every series has a difference; where one fell or is gone, another server has answered."""
     found = or_error(one.between, *map(dict, looks))
-    return found if isinstance(found, str) else series(found)
+    return found if isinstance(found, str) else {name: rounded(value) for name, value in found.items()}
 
 
 Rounds = list[tuple[int, int]]  # drafted, accepted
@@ -135,18 +84,6 @@ ROUNDS = simplest((rounds(DICE, k, 1), k) for k in [1, 2, 3, 4, 7] * 40)
 def test_three_numbers_that_are_called_acceptance(one, served, k):
     """acceptance: alpha is of the tested tokens, f of the drafted ones, and a round has the target's own token, too."""
     return numbers(or_error(one.acceptance, counts_of(served, k), k), "alpha", "f", "tokens of a round")
-
-
-COSTS = [(0.5, 4, 0.125, 1.25, 0.25, 2.0), (1.0, 0, 0.5, 1.0, 0.05, 1.0), (0.01234, 7, 0.0567, 1.2345, 0.0678, 3.4567)]
-
-
-COST = "plain {} s, k = {}; in plain tokens: draft {}, verify {}, overhead {}; {} tokens of a round: s per token"
-
-
-@asked(COSTS, COST)
-def test_the_time_per_token_is_predicted(one, *case):
-    """predict: a token takes the seconds of a round, over its tokens."""
-    return rounded(one.predict(*case))
 
 
 def chunks(dice: random.Random) -> tuple[list[tuple[float, int]]]:
@@ -197,8 +134,7 @@ SAID.append(("seconds per token, plain, predicted, measured, and of the server's
 
 @asked(SAID, "the transcript, {} {}")
 def test_the_recorded_servers(one, what, number):
-    """read_counters, between, acceptance, predict, from_stream, reconcile: all together read what real
-    servers said."""
+    """between, acceptance, from_stream, reconcile: all together read what real servers said."""
     if number == len(RECORD.prompts):
         return [rounded(seconds) for seconds in transcript.times(one, RECORD)]
     own, counts = RECORD.prompts[number].own_rounds, transcript.prompt_by_prompt(one, RECORD)[number]
@@ -209,3 +145,75 @@ def test_the_table_of_the_chapter():
     """What the command prints with the solutions."""
     blocks = re.findall(r"```text\n(.*?)```", chapter(STEM), re.DOTALL)
     assert transcript.table(right, RECORD).strip() in [block.strip() for block in blocks]
+
+
+# --- curves -----------------------------------------------------------------------------------------------------------
+
+Counts = tuple[int, int, tuple[int, ...]]  # rounds, drafted, kept
+
+
+@functools.cache
+def entries() -> list[dict]:
+    return json.loads((ROOT / "results" / "cpu-curves.json").read_text("utf-8"))["curves"]
+
+
+@functools.cache
+def measured(whole: bool = False) -> dict[str, list[Counts]]:
+    """The curves of the record, on each half of the prompts or on all of them; drafts that end early are left out."""
+    found = {}
+    for entry in entries():
+        halves = [(one["n_drafts"], one["n_drafted"], tuple(one["accepted_at"])) for one in entry["halves"]]
+        if whole:
+            kept = tuple(map(sum, zip(*(half[2] for half in halves), strict=True)))
+            halves = [(sum(half[0] for half in halves), sum(half[1] for half in halves), kept)]
+        if all(drafted == rounds * len(kept) for rounds, drafted, kept in halves):
+            found[entry["name"]] = halves
+    return found
+
+
+def made(dice: random.Random) -> Counts:
+    """A curve of round numbers, so that it often lies on a border of a rule."""
+    rounds, kept = dice.choice([29, 30, 100, 200, 1000]), []
+    for _ in range(dice.choice([1, 2, 3, 4, 5, 7, 8])):
+        before = kept[-1] if kept else rounds
+        kept.append(int(before * dice.choice([1, 0.96, 0.9, 0.8, 0.7, 2 / 3, 0.5, 0.4, 0.15, 0.1, 0])))
+    return rounds, rounds * len(kept), tuple(kept)
+
+
+CURVES = simplest([*(half for halves in measured().values() for half in halves), *(made(DICE) for _ in range(3000))])
+READ = "{} rounds, {} drafted, kept {}: "
+
+
+@asked(CURVES, READ + "the conditional rates")
+def test_conditional_rates(one, *curve):
+    """conditional: a rate is of the rounds that kept the position before; None where there is no such round."""
+    return [None if rate is None else round(float(rate), 9) for rate in one.conditional(one.Curve(*curve))]
+
+
+@asked(CURVES, READ + "the cause")
+def test_the_cause(one, *curve):
+    """diagnose: the first rule that is true gives the cause, on curves that the chapter does not show, too."""
+    with mock.patch.object(one, "conditional", right.conditional):  # it has a check of its own
+        return one.diagnose(one.Curve(*curve))
+
+
+def test_the_curves_of_the_chapter_are_measured_and_not_those_of_the_checks():
+    """Those of the table, and the sound one of the picture."""
+    picture = re.search(r"^ sound +(\d+) rounds -> +([\d> -]+)$", chapter(STEM), re.MULTILINE)
+    sound = int(picture[1]), tuple(map(int, re.findall(r"\d+", picture[2])))
+    assert sound in [(n, kept) for [(n, _, kept)] in measured(whole=True).values()]
+    table = re.findall(r"^\| ([A-L]) \| (\d+) \| (\d+) \| ([\d, ]+) \|$", chapter(STEM), re.MULTILINE)
+    shown = {name: (int(n), int(drafted), tuple(map(int, kept.split(", ")))) for name, n, drafted, kept in table}
+    whole = [curve for curves in measured(whole=True).values() for curve in curves]
+    assert len(shown) == 7
+    assert all(curve in whole and curve not in CURVES for curve in shown.values())
+    said = re.findall(r"^\| ([A-L]) \| ([a-z ]+) \| ([^\d|][^|]+) \|$", chapter(STEM), re.MULTILINE)
+    for name, cause, fault in said:
+        same = [one["fault"] for one in entries() if measured(whole=True).get(one["name"]) == [shown[name]]]
+        assert fault in [fault or "nothing is wrong" for fault in same]
+        assert cause == right.diagnose(right.Curve(*shown[name]))
+    assert [name for name, *_ in said] == list(shown)
+
+
+def test_every_cause_is_asked_for():
+    assert len({right.diagnose(right.Curve(*curve)) for curve in CURVES}) == 8

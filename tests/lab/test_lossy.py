@@ -4,7 +4,9 @@ without it.
 The rules are the stand-ins of tests/rules.py.
 """
 
+import itertools
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -23,7 +25,6 @@ from speclab.models.setup import Setup
 from speclab.present.screen import screen, small_print
 from speclab.records.files import ComparisonRun
 from speclab.records.rows import Arm, RoundCounts
-from tests.decoding import Noted
 from tests.heads import tiny_head
 from tests.lab.conftest import call
 from tests.rules import LOSSLESS, LOSSY, make_known
@@ -83,19 +84,20 @@ def test_laws_of_proposals_are_those_that_were_drawn_from(kind):
     drafter, arm = made[kind](), Arm("draft", "draft", 3)
     bench, sampling = bench_of(drafter), Sampling(0.9, top_k=2 if kind == "ngram" else 0)
     ids = [3, 5, 3, 5, 7, 3, 5] * 3
-    noted = Noted(drafter)
-    settings = optimized_speculative.DecodeSettings(48, sampling, seed=3)
-    rounds = list(bench.functions.rounds(bench.setup.target, noted, torch.tensor([ids]), 3, settings))
+    settings, kept, propose = optimized_speculative.DecodeSettings(48, sampling, seed=3), [], drafter.propose
+    with mock.patch.object(drafter, "propose", lambda k, u: kept.append((k, propose(k, u))) or kept[-1][1]):
+        rounds = list(bench.functions.rounds(bench.setup.target, drafter, torch.tensor([ids]), 3, settings))
     tokens = [token for round_ in rounds for token in round_.tokens]
     pairs = [RoundCounts(round_.n_drafted, round_.n_accepted) for round_ in rounds if not round_.prefill]
     asked = judged_places(pairs, len(tokens), 3, 48)
     assert {depth for _, depth, _ in asked} >= {0, 1}
     law = drafter.law(bench.setup.target, ids, tokens, sampling, arm.draft_length)
-    used, lengths = (dict(zip(noted.places, noted_, strict=True)) for noted_ in (noted.drafts, noted.asked))
-    assert all(n == min(3, lengths[start]) for start, _, n in asked)
+    places = itertools.accumulate(len(round_.tokens) for round_ in rounds[:-1])
+    used = dict(zip(places, kept, strict=True))
+    assert all(n == min(3, used[start][0]) for start, _, n in asked)
     found = law.drawn_from(asked)
     for (start, depth, _), row in zip(asked, found, strict=True):
-        draft = used[start]
+        _, draft = used[start]
         if draft.probs is not None:
             assert torch.allclose(row, draft.probs[0, depth].to(row), atol=1e-6)
         else:

@@ -8,7 +8,7 @@ from speclab.core.sampling import GREEDY
 from speclab.lab.bench import n_before_repetition
 from speclab.lab.harness import measure
 from speclab.models import prompts
-from speclab.models.names import LAB_TARGET
+from speclab.models.loading import LAB_TARGET
 from speclab.records.rows import BASELINE, GENERATE, Arm
 from tests.lab.test_harness import finish, make_bench, make_prompt
 from tests.tiny_models import VOCAB, perturbed, tiny

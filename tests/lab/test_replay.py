@@ -102,13 +102,3 @@ def test_a_replay_learns_from_its_own_rounds_alone(learnt):
         found.append([of_texts(arm, i, text) for i, text in enumerate(texts)])
         assert not taught or drafter.seen[0.0].depths[0].tested == before.tested
     assert found[0] == found[1]
-
-
-def test_what_is_forgotten():
-    """Of a hybrid's own and of the draft inside; costs stay."""
-    drafter = HybridDrafter(NgramDrafter(), AutoLength(NgramDrafter()))
-    drafter.costs[0.0] = COSTS
-    drafter.drafter.acceptance.depths[0].add(True)
-    drafter.forget()
-    assert not drafter.drafter.seen
-    assert drafter.costs == drafter.drafter.costs == {0.0: COSTS}

@@ -52,15 +52,12 @@ class Run:
         self.ids = PROMPT[0].tolist()  # prompt and everything committed
 
     def decode(self, k: int = 4, sampling: Sampling = Sampling(), limit: int = N_NEW):
-        """Yield rounds, after noting their tokens."""
-        generator = torch.Generator().manual_seed(0)
-        for r in speculative_rounds(self.target, self.drafter, PROMPT, k, limit, sampling, generator):
+        for r in speculative_rounds(self.target, self.drafter, PROMPT, k, limit, sampling):
             self.rounds.append(r)
             self.ids += r.tokens
             yield r
 
     def check_variety(self) -> None:
-        """Every kind of rollback happened."""
         checked = [r for r in self.rounds if not r.prefill and r.n_drafted > 1]
         assert any(r.n_accepted == 0 for r in checked), "nothing was rejected at once"
         assert any(0 < r.n_accepted < r.n_drafted for r in checked), "nothing was partly accepted"

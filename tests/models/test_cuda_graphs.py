@@ -68,9 +68,8 @@ def test_rounds_are_those_of_the_eager_engine(kind, sampling, family, recorder, 
         if not fast:
             target, draft = CachedModel(target.model), CachedModel(draft.model)
         drafter = ModelDrafter(draft) if kind == "model" else NgramDrafter(3, 1)
-        generator = torch.Generator().manual_seed(3)
         before = graphs.captures.n, recorder.n_replays
-        rounds.append(list(speculative_rounds(target, drafter, PROMPT, 4, 60, sampling, generator)))
+        rounds.append(list(speculative_rounds(target, drafter, PROMPT, 4, 60, sampling, seed=3)))
     assert rounds[0] == rounds[1]
     assert sum(r.n_accepted for r in rounds[1]) > (0 if kind == "ngram" else 5)
     assert any(r.n_rejected for r in rounds[1])
@@ -353,11 +352,22 @@ def wrong_logits(monkeypatch) -> None:
 
 @pytest.mark.parametrize(("breaks", "words"), [(failing_recordings, "out of graphs"), (wrong_logits, "off by")])
 def test_what_fails_leaves_no_graphs(breaks, words, on_cuda, monkeypatch):
-    """The model decodes eagerly, and the reason is there."""
     breaks(monkeypatch)
     chosen, why = engine_choice.choose(tiny("llama"), "auto")
     assert chosen is None
     assert words in why
+
+
+def test_where_memory_runs_out_nothing_else_is_tried(on_cuda, monkeypatch):
+    tried = []
+
+    def full(model, **how):
+        tried.append(how)
+        raise torch.OutOfMemoryError("8 GiB")
+
+    monkeypatch.setattr(engine_choice, "GraphedModel", full)
+    assert engine_choice.choose(tiny("llama"), "auto") == (None, "llama runs eagerly: OutOfMemoryError: 8 GiB")
+    assert tried == [{}]
 
 
 def test_windows_of_two_sizes_have_no_graphs(monkeypatch):

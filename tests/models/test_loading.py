@@ -34,7 +34,6 @@ def edited(folder: Path, name: str, **changes) -> None:
 
 @pytest.fixture
 def copied(pair_folder, tmp_path):
-    """A copy of the tiny pair whose files a test may change."""
     shutil.copytree(pair_folder, tmp_path / "pair")
     return tmp_path / "pair"
 
@@ -106,8 +105,6 @@ REFUSED = {
     "missing weights": (without_a_norm, "lacks the weights model.norm.weight"),
     "an adapter": (lambda folder: (folder / "adapter_config.json").write_text("{}"), "holds an adapter"),
     "pickled objects": (lambda folder: pickled(folder, more=Path("here")), "safetensors"),
-    "a hub kernel": (lambda folder: arm(folder, "kernel"), "somebody/evil-attention"),
-    "a hub kernel inside": (lambda folder: arm(folder, "kernel inside"), HUB),
     "an encoder": (an_encoder, "attends to later tokens"),
     "too few ids": (lambda folder: tiny_llama(0, vocab_size=40).save_pretrained(folder), "do not belong together"),
 }
@@ -120,7 +117,6 @@ def test_what_is_no_whole_and_safe_model_is_refused(copied, capsys, break_it, sa
 
 
 def refused(capsys, folder: Path, *words: str, script=baseline_autoregressive, code: int = 3) -> str:
-    """Run a script on a folder; its one error line."""
     assert script.main(["--target", str(folder), *FLAGS, *words]) == code
     out, err = capsys.readouterr()
     lines = [line for line in err.splitlines() if line.startswith("error: ")]
@@ -209,13 +205,11 @@ def changed_draft(copied: Path, n_rows: int) -> str:
 
 @pytest.fixture
 def short_draft(copied) -> str:
-    """A draft folder whose context holds 30 tokens."""
     edited(copied / "draft", "config.json", max_position_embeddings=30)
     return str(copied / "draft")
 
 
 def text_of(script, capsys, *words: str) -> str:
-    """The text that a script prints for FLAGS' prompt."""
     assert script.main([*words, *FLAGS]) == 0
     return capsys.readouterr().out.split("=" * 60)[1].split("of them decoded")[0].rsplit("\n", 2)[0]
 
@@ -227,10 +221,9 @@ def test_a_narrow_draft_leaves_the_target_its_text(copied, capsys):
     assert text_of(optimized_speculative, capsys, *target, "--draft", changed_draft(copied, 100)) == right
 
 
-def test_compare_forecasts_beyond_the_drafts_context(copied, short_draft, capsys):
+def test_compare_forecasts_beyond_the_drafts_context(copied, short_draft):
     words = ["--target", str(copied / "target"), "--draft", short_draft, *FLAGS[:-1], "40", "--temperature", "0,1"]
     assert compare.main([*words, "-k", "3", "--out-dir", str(copied)]) == 0
-    assert "context is 30 tokens" in capsys.readouterr().err
     rows = [r for r in read(copied / "results" / "local.json", ComparisonRun).rows if r.draft]
     assert {row.temperature for row in rows} == {0, 1}
     for row in rows:

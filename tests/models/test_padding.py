@@ -177,9 +177,9 @@ def test_a_padded_model_is_told_with_the_size_of_the_model_whose_text_it_writes(
 
 
 REFUSALS = [  # free memory, dtype, and what is said
-    (48e9, torch.float32, r"lab:8b needs 48.0 GB \(1.5 x the weights\), and of the 48.0 GB free"),
-    (17e9, torch.bfloat16, "lab:8b needs 16.0 GB .* a tenth stays free"),
-    *((free, torch.bfloat16 if free == 24e9 else torch.float32, "") for free in (24e9, 54e9, None)),
+    (32e9, torch.float32, "lab:8b needs 32.0 GB, and of the 32.0 GB free on cpu a tenth stays free"),
+    (17e9, torch.bfloat16, "lab:8b needs 16.0 GB, .* a tenth stays free"),
+    *((free, torch.bfloat16 if free == 24e9 else torch.float32, "") for free in (24e9, 36e9, None)),
 ]
 
 

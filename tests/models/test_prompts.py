@@ -11,7 +11,7 @@ from tokenizers.models import WordLevel
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from speclab.models import names, prompts
+from speclab.models import prompts
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]
@@ -25,7 +25,7 @@ def test_the_labs_own_texts_are_enough_of_each_kind_and_differ():
     pairs = prompts.standard()
     assert Counter(kind for kind, _ in pairs) == dict.fromkeys(prompts.KINDS, len(pairs) // 3)
     assert len({"".join(text.split())[:60] for _, text in pairs}) == len(pairs) >= 24
-    for name in names.LAB_TEXTS:
+    for name in prompts.LAB_TEXTS:
         found = prompts.read_texts(name)
         assert min(Counter(kind for kind, _ in found).values()) >= 6
         assert len({json.dumps(messages) for _, messages in found}) == len(found)

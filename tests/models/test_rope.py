@@ -65,7 +65,6 @@ def test_the_limit_is_where_the_factors_change(kind):
 
 
 def pair_of(kind: str, engine: str) -> tuple[CachedModel, CachedModel]:
-    """A target and a draft on this engine."""
     model = model_of(kind, DTYPE_ON[engine])
     target, draft = (CachedModel(part, fast=on_engine(engine, part)) for part in (model, perturbed(model, 0.1)))
     return target, draft

@@ -119,4 +119,5 @@ def test_pictures_are_written_and_left_out_where_there_is_nothing_to_show(tmp_pa
     left = [path.name for write in plots.comparison(uncalibrated, tmp_path, "y") if (path := write())]
     assert left == ["y-speedup.png"]
     assert not any(write() for write in plots.comparison(make_run(methods=()), tmp_path, "z"))
+    assert plots.comparison(replace(run, eager=run, padded=run), tmp_path, "x")[-1]().name == "x-limits.png"
     assert not figures.plt.get_fignums(), "a figure was left open"

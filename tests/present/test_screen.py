@@ -121,7 +121,7 @@ def test_factors_belong_to_their_rungs():
     effects = [0.5 + i / 10 for i in range(len(USUAL))]
     bonus = expected_tokens_per_round(0.7, 4) / book_formula(0.7, 4)
     row = make_row(effects=tuple(effects))
-    expected = dict(zip((effect.name for effect in EFFECTS), [bonus, *effects], strict=True))
+    expected = dict(zip(EFFECTS, [bonus, *effects], strict=True))
     assert factors(row) == pytest.approx(expected)
     table = report.ladder_table([row, make_row(kind="code"), plain_row(), bare(row)])
     assert [[cell(one) for cell in table.cells.values()] for one in table.rows] == [

@@ -10,10 +10,11 @@ from dataclasses import replace
 import pytest
 
 from speclab.core.counts import Counts
+from speclab.core.rounds import Round
 from speclab.lab.rows import row_of
 from speclab.records.rows import BASELINE, Arm, Decoded, RoundCounts
 from speclab.theory import ladder
-from speclab.theory.attribution import PredictedSeconds, predictions, price
+from speclab.theory.attribution import predictions, price
 from speclab.theory.costs import Costs, catch_ups
 from speclab.theory.forecast import AcceptProbs, forecast
 from tests.decoding import model_accept_probs
@@ -37,19 +38,10 @@ HALF = [0.5] * 6  # acceptance chances of a text of six tokens
 
 
 def counts_of(rounds: list[RoundCounts]) -> Counts:
-    counts = Counts(n_rounds=len(rounds))
+    counts = Counts()
     for n_drafted, n_accepted, _ in rounds:
-        counts.n_drafted += n_drafted
-        counts.n_accepted += n_accepted
-        counts.n_rejected += n_accepted < n_drafted
-        counts.n_emitted += n_accepted + 1
-        counts.accepted_lengths[n_accepted] += 1
+        counts.add(Round([0] * (n_accepted + 1), n_drafted, n_accepted, int(n_accepted < n_drafted)))
     return counts
-
-
-def n_new(rounds: list[RoundCounts]) -> int:
-    """Tokens of a text made in these rounds, prefill's included."""
-    return 1 + sum(one.n_accepted + 1 for one in rounds)
 
 
 def speculated(k: int, *decodings: list[RoundCounts], seconds: float = 1.0, arm: Arm | None = None) -> Decoded:
@@ -144,40 +136,6 @@ def random_rounds(dice: random.Random, n: int, k: int) -> list[RoundCounts]:
     return rounds
 
 
-def spent(rounds: list[RoundCounts], n_prompt: int = N_PROMPT) -> float:
-    """Seconds of these rounds on a machine that takes exactly what the prices say."""
-    total, context = 0.0, n_prompt
-    for (drafted, accepted, _), catch_up in zip(rounds, catch_ups(rounds), strict=True):
-        total += COSTS.round_seconds(drafted, context, catch_up)
-        context += accepted + 1
-    return total
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_accounting_is_exact_where_the_costs_are(seed):
-    """Seconds made from the prices themselves, whatever was accepted: accounting is the measured speedup."""
-    dice = random.Random(seed)
-    k = dice.randint(1, 4)
-    mine, base, total = [], [], PredictedSeconds()
-    for index in range(4):
-        n, n_prompt = dice.randint(4, 20), dice.randint(1, 50)
-        ours, theirs = (
-            Decoded.begin(arm, 0.8, index, "code", n_prompt) for arm in (Arm("model", "model", k), BASELINE)
-        )
-        for _ in range(2):
-            rounds = random_rounds(dice, n, k)
-            ours.add(0.0, spent(rounds, n_prompt), [0] * n, counts_of(rounds), rounds)
-            theirs.add(0.0, sum(COSTS.step_seconds(n_prompt + i) for i in range(n - 1)), [0] * n)
-        mine.append(ours)
-        base.append(theirs)
-        total += price(ours, theirs, COSTS, constant([0.5] * n))
-    row = row_of(mine, base)
-    row = replace(row, **predictions(row, total))
-    assert row.accounting == pytest.approx(row.speedup, rel=1e-12)
-    if row.ladder:
-        assert math.prod(ladder.factors(row).values()) == pytest.approx(row.speedup / row.book_formula)
-
-
 # --- forecast ---------------------------------------------------------------------------------------------------------
 
 
@@ -194,7 +152,7 @@ def test_forecast_by_brute_force(seed, k):
     assert part.expected == pytest.approx(seconds)
     assert part.expected_rounds == pytest.approx(expected_seconds(accept_probs, 9, k, lambda n, t, catch: 1.0))
     replaying = price(speculated(k, rounds), plain(9), replace(COSTS, replay=1.0), constant(accept))
-    assert replaying.expected - part.expected == pytest.approx(forecast(accept_probs, 9, k).n_rejected)
+    assert replaying.expected - part.expected == pytest.approx(forecast(accept_probs, k).n_rejected)
     row = explained(speculated(k, rounds), plain(9), constant(accept))
     assert row.forecast == pytest.approx(part.baseline / seconds)
     assert row.forecast_tokens_per_round == pytest.approx(8 / part.expected_rounds)
@@ -272,7 +230,8 @@ def test_every_rung_is_its_formula(k):
     ("k", "rounds"), [(0, [RoundCounts(0, 0)] * 5), (3, [RoundCounts(0, 0)] * 5)], ids=["k = 0", "nothing found"]
 )
 def test_rows_without_drafts_have_predictions_and_no_ladder(k, rounds):
-    mine, base = speculated(k, rounds, seconds=spent(rounds)), plain(6, seconds=5.6)
+    seconds = sum(COSTS.round_seconds(0, N_PROMPT + i) for i in range(5))
+    mine, base = speculated(k, rounds, seconds=seconds), plain(6, seconds=5.6)
     row = explained(mine, base, lambda text: [[]] * len(text))
     assert row.ladder is row.leviathan is row.cost_model is row.draft_cost is None
     assert row.accounting == pytest.approx(row.speedup)

@@ -1,56 +1,26 @@
-"""The forecast against the production decoder, enumerated exactly, and against its own definition.
+"""The forecast against the production rule, enumerated exactly.
 
-`speculative_decode` is a piecewise-constant function of its uniforms. The corners of the pieces are computed here in
-Fractions, the real generator runs with the centre of every box, and the exact volumes of the boxes add up to the law
-of each round. Chained over all texts this is E[rounds | text] as a fraction, and the forecast must equal it.
+The law of every round comes from `play` (tests/test_exact.py): the production rule and `draw` run once in each box of
+their uniforms, and the boxes' exact volumes add up. Chained over all texts this is E[rounds | text] as a fraction, and
+the forecast must equal it. The whole decoder is held against the forecast in tests/lab/test_acceptance_probs.py.
 """
 
 import functools
-import itertools
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-import optimized_speculative
-from draft_models import ModelDrafter, NgramDrafter
-from speclab.core.counts import Counts
+from draft_models import NgramDrafter
 from speclab.core.sampling import Sampling
 from speclab.theory.forecast import Forecast, forecast
-from tests.decoding import ScriptedTarget, model_accept_probs, plain_text, speculative_rounds
-from tests.test_exact import (
-    CENTRE,
-    Box,
-    Prefix,
-    Row,
-    Tables,
-    boxes,
-    cdf_corners,
-    inside,
-    random_tables,
-    target_law,
-)
+from tests.decoding import model_accept_probs
+from tests.test_exact import Job, Prefix, Tables, play, random_tables, target_law
 
-given_cases = settings(max_examples=30)
 EXACT = 1e-11  # what float64 sums may lose against fractions
-
-
-# --- production, round by round ---------------------------------------------------------------------------------------
-
-
-class Played(NamedTuple):
-    """One outcome of a round with its exact chance."""
-
-    block: Prefix
-    n_drafted: int
-    n_accepted: int
-    chance: Fraction
 
 
 class Case(NamedTuple):
@@ -58,11 +28,6 @@ class Case(NamedTuple):
     prompt: Prefix
     ngram: bool
     n_tokens: int
-
-    def drafter(self) -> ModelDrafter | NgramDrafter:
-        if self.ngram:
-            return NgramDrafter(longest=2, shortest=1)
-        return ModelDrafter(ScriptedTarget(self.tables.draft.__getitem__, len(self.prompt)))
 
     def proposal(self, prefix: Prefix) -> list[int]:
         """What prompt lookup proposes after the prompt and `prefix`, at most k tokens."""
@@ -79,103 +44,29 @@ class Case(NamedTuple):
         rows = [zip(self.proposal(text[:t]), text[t:], strict=False) for t in range(len(text))]
         return [[float(proposed == said) for proposed, said in row] for row in rows]
 
-
-UNUSED = Fraction(0), Fraction(1)  # of a uniform that the round does not read
-
-
-class Dice:
-    """Replaces `uniforms` in the decoder: the first call makes prefill draw a given token, the second is a box."""
-
-    def __init__(self):
-        self.script: list[list[float]] = []
-
-    def __call__(self, shape, generator, device) -> torch.Tensor:
-        return torch.tensor(self.script.pop(0), dtype=torch.float64).reshape(shape)
+    def round_after(self, prefix: Prefix) -> Job:
+        """The round that begins when the tokens of `prefix` are committed."""
+        k = min(self.tables.k, self.n_tokens - len(prefix) - 1)
+        if not self.ngram:
+            return Job(self.tables, prefix, k)
+        found, vocab = self.proposal(prefix)[:k], self.tables.vocab
+        rows = {(*prefix, *found[:i]): [Fraction(t == token) for t in range(vocab)] for i, token in enumerate(found)}
+        return Job(Tables(vocab, self.tables.k, self.tables.target, rows, stored=False), prefix, len(found))
 
 
-@pytest.fixture
-def dice(monkeypatch) -> Dice:
-    dice = Dice()
-    monkeypatch.setattr(optimized_speculative, "uniforms", dice)
-    return dice
-
-
-def box_of(row: Row, token: int) -> Box:
-    """Where the inverse CDF gives this token."""
-    low = sum(row[:token], Fraction(0))
-    return low, low + row[token]
-
-
-def draft_paths(case: Case, prefix: Prefix, k: int) -> list[tuple[Prefix, list[Box]]]:
-    """Every proposal of at most k tokens after `prefix`, with the box of its k drafting uniforms."""
-    if case.ngram:
-        return [(tuple(case.proposal(prefix)[:k]), [(Fraction(0), Fraction(1))] * k)]
-    paths = [((), [])]
-    for _ in range(k):
-        paths = [
-            ((*tokens, token), [*sides, box_of(row, token)])
-            for tokens, sides in paths
-            for row in [case.tables.draft[prefix + tokens]]
-            for token in range(case.tables.vocab)
-            if row[token]
-        ]
-    return paths
-
-
-def judging_sides(case: Case, prefix: Prefix, tokens: Prefix) -> list[list[Box]]:
-    """Boxes of the acceptance tests of `tokens` and of the draw of the next token."""
-    sides, corners = [], []
-    for i in range(len(tokens) + 1):
-        p = case.tables.target[prefix + tokens[:i]]
-        corners += cdf_corners(p)
-        if i < len(tokens):
-            one_hot = [Fraction(token == tokens[i]) for token in range(case.tables.vocab)]
-            q = one_hot if case.ngram else case.tables.draft[prefix + tokens[:i]]
-            corners += cdf_corners([max(Fraction(0), a - b) for a, b in zip(p, q, strict=True)])
-            sides.append(boxes([p[tokens[i]] / q[tokens[i]]]))
-    return [*sides, boxes(corners)]
-
-
-def play_round(case: Case, prefix: Prefix, dice: Dice) -> list[Played]:
-    """Exact law of the production round that starts when the tokens of `prefix` are committed.
-
-    Prefill commits the last token of `prefix`, everything before it is the prompt; the round after prefill is ours.
-    """
-    left = case.n_tokens - len(prefix)
-    k = min(case.tables.k, left - 1)
-    low, high = box_of(case.tables.target[prefix[:-1]], prefix[-1])
-    prefill = inside((low, high), CENTRE)
-    prompt = torch.tensor([[*case.prompt, *prefix[:-1]]])
-    played = []
-    for tokens, drafting in draft_paths(case, prefix, k):
-        for judging in itertools.product(*judging_sides(case, prefix, tokens)):
-            k_most = case.tables.k
-            drawn = [*drafting, *[UNUSED] * (k_most - len(drafting)), *judging, *[UNUSED] * (k_most + 1 - len(judging))]
-            dice.script = [[prefill], [inside(box, CENTRE) for box in drawn]]
-            target = ScriptedTarget(case.tables.target.__getitem__, len(case.prompt))
-            rounds = speculative_rounds(target, case.drafter(), prompt, case.tables.k, left + 1, Sampling(1))
-            assert next(rounds).tokens == [prefix[-1]]
-            round_ = next(rounds)
-            assert round_.n_drafted == len(tokens)
-            volume = Fraction(1)
-            for low, high in [*drafting, *judging]:
-                volume *= high - low
-            played.append(Played(tuple(round_.tokens), round_.n_drafted, round_.n_accepted, volume))
-    assert sum(p.chance for p in played) == 1
-    return played
-
-
-def chained(case: Case, dice: Dice) -> dict[Prefix, np.ndarray]:
-    """All texts of `n_tokens` with positive probability, from rounds of the production decoder. (5,) each: its chance,
-    and its rounds, drafted, tested and accepted tokens, weighted with the chances of all ways to it."""
+def chained(case: Case) -> dict[Prefix, np.ndarray]:
+    """All texts of `n_tokens` with positive probability. (5,) each: its chance, and its rounds, drafted, tested and
+    accepted tokens, weighted with the chances of all ways to it."""
 
     @functools.cache
     def after(prefix: Prefix) -> dict[Prefix, np.ndarray]:
         if len(prefix) == case.n_tokens:
             return {(): np.array([Fraction(n) for n in (1, 0, 0, 0, 0)])}
-        found: dict = {}
-        for block, n_drafted, n_accepted, chance in play_round(case, prefix, dice):
-            counts = np.array([0, 1, n_drafted, n_accepted + (n_accepted < n_drafted), n_accepted], dtype=object)
+        job, found = case.round_after(prefix), {}
+        [outcome] = play([job])
+        for block, chance in outcome.law.items():
+            n_accepted = len(block) - 1
+            counts = np.array([0, 1, job.size, n_accepted + (n_accepted < job.size), n_accepted], dtype=object)
             for rest, sums in after(prefix + block).items():
                 found[block + rest] = found.get(block + rest, 0) + (sums + counts * sums[0]) * chance
         return found
@@ -184,181 +75,50 @@ def chained(case: Case, dice: Dice) -> dict[Prefix, np.ndarray]:
     return {(token, *rest): sums * weight for token, weight in first for rest, sums in after((token,)).items()}
 
 
-def assert_forecast_is_exact(case: Case, dice: Dice) -> None:
+def assert_forecast_is_exact(case: Case) -> None:
     """Text by text, and for the expectation over texts."""
-    texts, law, total = chained(case, dice), target_law(case.tables, (), case.n_tokens), 0.0
+    texts, law, total = chained(case), target_law(case.tables, (), case.n_tokens), 0.0
     assert {text: sums[0] for text, sums in texts.items()} == law
     for text, sums in texts.items():
-        predicted = forecast(case.accept_probs(text), case.n_tokens, case.tables.k)
+        predicted = forecast(case.accept_probs(text), case.tables.k)
+        assert predicted.n_rejected == pytest.approx(predicted.n_tested - predicted.n_accepted, rel=EXACT, abs=EXACT)
         counts = [predicted.n_rounds, predicted.n_drafted, predicted.n_tested, predicted.n_accepted]
         assert counts == pytest.approx([float(count / sums[0]) for count in sums[1:]], rel=EXACT, abs=EXACT)
         assert predicted.cost == pytest.approx(predicted.n_rounds, rel=EXACT)
-        assert predicted.n_emitted == pytest.approx(case.n_tokens - 1, rel=EXACT)
         total += float(sums[0]) * predicted.n_rounds
     chance, n_rounds, *_, n_accepted = sum(texts.values())
     assert (chance, total) == (1, pytest.approx(float(n_rounds), rel=EXACT))
     assert n_accepted > 0
 
 
-def shapes(few: list, more: list) -> list:
-    """Of (vocabulary, k, N)."""
-    return [*few, *(pytest.param(*shape, marks=pytest.mark.full) for shape in more)]
-
-
-FEW, MORE = [(2, 1, 4), (2, 2, 5), (2, 3, 5), (3, 2, 3)], [(2, 3, 6), (3, 1, 4), (3, 2, 4), (3, 3, 4)]
-
-
 @pytest.mark.parametrize("family", ["dense", "zeros", "draft blind", "target forbids"])
-@pytest.mark.parametrize(("vocab", "k", "n_tokens"), shapes(FEW, MORE))
-def test_a_model_drafts_forecast_is_the_production_decoders_expectation(family, vocab, k, n_tokens, dice):
+@pytest.mark.parametrize(("vocab", "k", "n_tokens"), [(2, 1, 4), (2, 2, 5), (2, 3, 6), (3, 1, 4), (3, 2, 4), (3, 3, 4)])
+def test_a_model_drafts_forecast_is_the_expectation_of_its_rounds(family, vocab, k, n_tokens):
     """E[rounds | text] for every possible text, and what was drafted, tested and accepted: no average in it."""
     case = Case(random_tables(1, vocab, k, n_tokens, family), (0,), ngram=False, n_tokens=n_tokens)
-    assert_forecast_is_exact(case, dice)
+    assert_forecast_is_exact(case)
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("vocab", "k", "n_tokens"), shapes([(2, 1, 4), (2, 3, 5), (3, 2, 4)], [(2, 3, 6), (3, 3, 5)]))
-def test_an_ngrams_forecast_is_the_production_decoders_expectation(seed, vocab, k, n_tokens, dice):
+@pytest.mark.parametrize(("vocab", "k", "n_tokens"), [(2, 1, 4), (2, 3, 6), (3, 2, 4), (3, 3, 5)])
+def test_an_ngrams_forecast_is_the_expectation_of_its_rounds(seed, vocab, k, n_tokens):
     """Its proposals depend on where the round began and may be shorter than k: one row of chances for each state."""
     prompt = (0, 1, 1, 0, vocab - 1)
     case = Case(random_tables(seed, vocab, k, n_tokens, "dense"), prompt, ngram=True, n_tokens=n_tokens)
-    assert_forecast_is_exact(case, dice)
-
-
-# --- greedy: one text, whole runs -------------------------------------------------------------------------------------
-
-
-def greedy_pair(seed: int, agreement: float, vocab: int = 4) -> tuple[Callable[[Prefix], Row], ...]:
-    """Distributions after any prefix; the draft has the target's first choice with this chance."""
-
-    def row_with_top(token: int) -> Row:
-        return [Fraction(1 + 2 * (i == token), vocab + 2) for i in range(vocab)]
-
-    def target(prefix: Prefix) -> Row:
-        # Depends on the last three tokens alone, so texts come round again and n-grams find something.
-        return row_with_top(random.Random(f"{seed} {prefix[-3:]}").randrange(vocab))
-
-    def draft(prefix: Prefix) -> Row:
-        rng, row = random.Random(f"draft {seed} {prefix}"), target(prefix)
-        return row if rng.random() < agreement else row[1:] + row[:1]
-
-    return target, draft
-
-
-@pytest.mark.parametrize("k", [0, 1, 3, 8])
-@pytest.mark.parametrize("kind", ["model", "ngram"])
-@pytest.mark.parametrize("seed", range(6))
-def test_greedy_decoding_does_what_the_forecast_says(kind, k, seed):
-    """Nothing is left to chance: every count of a whole production run, and how often the draft caught up."""
-    n_tokens, prompt = 40 + seed, torch.tensor([[0, 1, 2]])
-    target_rows, draft_rows = greedy_pair(seed, agreement=[0.0, 0.5, 0.7, 0.8, 0.9, 1.0][seed])
-    target, draft = ScriptedTarget(target_rows, 3), ScriptedTarget(draft_rows, 3)
-    text = plain_text(target, prompt, n_tokens)
-    if kind == "model":
-        drafter = ModelDrafter(draft)
-        rows = [draft_rows(tuple(text[:t])) for t in range(n_tokens)]
-        accept_probs = model_accept_probs(
-            [float(row.index(max(row)) == said) for row, said in zip(rows, text, strict=True)]
-        )
-    else:
-        drafter, accept_probs = NgramDrafter(longest=3, shortest=1), []
-        for t in range(n_tokens):
-            drafter.prefill(target, torch.tensor([[0, 1, 2, *text[:t]]]), Sampling())
-            accept_probs.append([float(a == b) for a, b in zip(drafter.lookup(k), text[t:], strict=False)])
-
-    rounds = list(speculative_rounds(target, drafter, prompt, k, n_tokens))
-    counts = Counts()
-    for round_ in rounds:
-        counts.add(round_)
-    assert [token for round_ in rounds for token in round_.tokens] == text
-    found = forecast(accept_probs, n_tokens, k, lambda n_drafted, state: 0.0, full_round_extra=1.0)
-    assert (found.n_rounds, found.n_drafted, found.n_emitted) == (counts.n_rounds, counts.n_drafted, counts.n_emitted)
-    assert (found.n_accepted, found.n_tested) == (counts.n_accepted, counts.n_accepted + counts.n_rejected)
-    if kind == "model":
-        assert found.cost == draft.widths.count(2)  # two tokens fed at once: the draft catches up
-
-
-# --- the dynamic programme against its definition ---------------------------------------------------------------------
-
-
-def walk(accept_probs, n_tokens: int, k: int, passes: Callable[[int, int], bool]) -> list[tuple[int, int, int]]:
-    """One decoding as (state, drafted, accepted) per round; `passes(state, n)` tells the n-th draft's fate."""
-    state, rounds = 1, []
-    while state < n_tokens:
-        size = min(k, len(accept_probs[state]), n_tokens - state - 1)
-        n_accepted = next((n for n in range(size) if not passes(state, n)), size)
-        rounds.append((state, size, n_accepted))
-        state += n_accepted + 1
-    return rounds
-
-
-def expected(speculative_rounds: list[tuple[Fraction, list]], cost, extra: Fraction) -> Forecast:
-    """Average over walks with their weights, term by term as the docstring of `Forecast` says."""
-    total = [Fraction(0)] * 7
-    for weight, rounds in speculative_rounds:
-        for i, (state, n_drafted, n_accepted) in enumerate(rounds):
-            another = i + 1 < len(rounds) and rounds[i + 1][1] > 0
-            price = cost(n_drafted, state) + extra * (n_accepted == n_drafted > 0 and another)
-            rejected = n_accepted < n_drafted
-            price += REPLAY * rejected
-            terms = (price, 1, n_drafted, n_accepted + rejected, n_accepted, rejected, n_accepted + 1)
-            total = [a + weight * b for a, b in zip(total, terms, strict=True)]
-    return Forecast(*(float(t) for t in total))
-
-
-def price(n_drafted: int, state: int) -> Fraction:
-    """Depends on both arguments, so that neither can be mixed up."""
-    return 1 + Fraction(n_drafted, 7) + Fraction(state * state, 50)
-
-
-REPLAY = Fraction(3, 11)  # what a round with a rejection costs more
-chance = st.fractions(0, 1, max_denominator=6)
-
-
-def check_all_patterns(rows, n_tokens: int, k: int, extra: int, place_of) -> None:
-    """Every combination of fates, one walk each. rows: (state, number) -> chance. place_of: what shares one fate."""
-    places = {place_of(t, n): row[n] for t, row in enumerate(rows) for n in range(min(len(row), k, n_tokens - t - 1))}
-    patterns = []
-    for fates in itertools.product((True, False), repeat=len(places)):
-        fate, weight = dict(zip(places, fates, strict=True)), Fraction(1)
-        for place, kept in fate.items():
-            weight *= places[place] if kept else 1 - places[place]
-        patterns.append((weight, walk(rows, n_tokens, k, lambda t, n, fate=fate: fate[place_of(t, n)])))
-    found = forecast([[float(a) for a in row] for row in rows], n_tokens, k, price, extra, rejected_round_extra=3 / 11)
-    assert found == pytest.approx(expected(patterns, price, Fraction(extra)), rel=EXACT, abs=EXACT)
-
-
-@given_cases
-@given(st.lists(chance, min_size=1, max_size=8), st.integers(0, 9), st.integers(0, 3))
-def test_model_accept_probs_against_all_patterns_of_acceptance(accept, k, extra):
-    """Each token is accepted or not once and for all: up to 2^N patterns."""
-    check_all_patterns(model_accept_probs(accept), len(accept), k, extra, lambda t, n: t + n)
-
-
-@given_cases
-@given(st.lists(st.lists(chance, max_size=3), min_size=5, max_size=5), st.integers(0, 4), st.integers(0, 2))
-def test_rows_of_their_own_against_all_patterns_of_acceptance(rows, k, extra):
-    """As n-grams need it: every state has its own proposal of its own length."""
-    rows = [[], *rows[1:]]  # no round begins in state 0
-    check_all_patterns(rows, len(rows), k, extra, lambda t, n: (t, n))
+    assert_forecast_is_exact(case)
 
 
 def test_empty_proposals_are_plain_decoding():
-    """One token a round: whether nothing is proposed, the draft length is 0, or there are no chances to give."""
-    plain = Forecast(cost=9, n_rounds=9, n_drafted=0, n_tested=0, n_accepted=0, n_rejected=0, n_emitted=9)
-    assert forecast([[]] * 10, 10, 4, full_round_extra=1) == plain
-    assert forecast(model_accept_probs([0.5] * 10), 10, 0) == plain
-    assert forecast([], 10, 0) == plain
+    """One token a round: whether nothing is proposed or the draft length is 0."""
+    plain = Forecast(cost=9, n_rounds=9, n_drafted=0, n_tested=0, n_accepted=0, n_rejected=0)
+    assert forecast([[]] * 10, 4, full_round_extra=1) == plain
+    assert forecast(model_accept_probs([0.5] * 10), 0) == plain
     for n_tokens in (0, 1):  # prefill already made the only token
-        assert forecast(model_accept_probs([0.5] * n_tokens), n_tokens, 4) == Forecast(0, 0, 0, 0, 0, 0, 0)
+        assert forecast(model_accept_probs([0.5] * n_tokens), 4) == Forecast(0, 0, 0, 0, 0, 0)
 
 
-def test_impossible_arguments_are_refused():
-    """A row too few would silently shorten the text; a ratio above 1 is a chance somebody forgot to cut off."""
-    with pytest.raises(ValueError, match="10 tokens need"):
-        forecast(model_accept_probs([0.5] * 9), 10, 4)
+def test_impossible_probabilities_are_refused():
+    """A ratio above 1 is a chance somebody forgot to cut off."""
     for wrong in (1.01, -0.01, float("nan")):
         with pytest.raises(ValueError, match="0 … 1"):
-            forecast(model_accept_probs([0.5] * 4 + [wrong] + [0.5] * 5), 10, 4)
-    with pytest.raises(ValueError, match="at least 0"):
-        forecast(model_accept_probs([0.5] * 4), 4, -1)
+            forecast(model_accept_probs([0.5] * 4 + [wrong] + [0.5] * 5), 4)

@@ -91,15 +91,6 @@ def test_omega_star_is_the_printed_closed_form(alpha, k):
     """Two roads: the overhead that makes tau / (1 + omega) the book's value, and the formula in the text."""
     closed = alpha * (1 - alpha**k * (k - (k - 1) * alpha)) / (k * (1 - alpha))
     assert omega_star(alpha, k) == pytest.approx(closed, abs=1e-9)
-
-
-@pytest.mark.parametrize(("alpha", "k"), [(0.7, 4), (0.8, 4), (0.7, 8), (0.8, 8)])
-def test_omega_star_divides_too_low_from_too_high(alpha, k):
-    """Below it the book promises too little, above it too much, wherever the overhead comes from."""
-    omega = omega_star(alpha, k)
-    for share, sign in [(0.99, 1), (1.01, -1)]:
-        for c, v, o in [(share * omega / k, 1, 0), (0, 1 + share * omega, 0), (0, 1, share * omega)]:
-            assert sign * (model_speedup(alpha, k, c, v, o) - book_formula(alpha, k)) > 0
     assert (omega_star(1, k), omega_star(0, k)) == (pytest.approx(1 / k), 0)
 
 
@@ -228,17 +219,6 @@ def test_interval_is_that_of_a_ratio():
     assert ratio_interval(3 * top, bottom) == pytest.approx((3 * low, 3 * high), rel=1e-9)
     assert ratio_interval(bottom, top) == pytest.approx((1 / high, 1 / low), rel=1e-9)
     assert ratio_interval(top[:2], bottom[:2]) is None
-
-
-def test_interval_depends_on_its_data_and_seed_alone():
-    """A report must come out the same twice; the order of equal prompts and numpy's global state do not count."""
-    top, bottom = prompt_times(np.random.default_rng(3), 15)
-    np.random.seed(1)
-    first = ratio_interval(list(top), list(bottom))
-    np.random.seed(2)
-    assert ratio_interval(top, bottom) == first
-    assert ratio_interval(top, bottom, seed=1) != first
-    assert ratio_interval(top, bottom, seed=1) == pytest.approx(first, rel=0.05)
 
 
 KINDS = np.log([1.3, 1.6, 2.4])  # prose, code, copying: speedups as far apart as in the reference runs

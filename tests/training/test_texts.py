@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
-from speclab.models import names, prompts
+from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from tests.decoding import plain_text
 from tests.small_tokenizers import byte_level
@@ -103,7 +103,7 @@ def test_the_most_frequent_ids():
 def test_every_text_of_the_lab_is_measured_wherever_it_stands():
     found = set(texts.measured_texts())
     assert {text for _, text in prompts.standard()} < found
-    for path in names.PROMPTS.glob("*.jsonl"):
+    for path in prompts.PROMPTS.glob("*.jsonl"):
         for line in path.read_text("utf-8").splitlines():
             entry = json.loads(line)
             said = entry.get("messages", [{"content": entry.get("prompt")}])

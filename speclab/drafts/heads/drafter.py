@@ -1,6 +1,5 @@
 """Drafters with a head have this in common: the place of its keys and values, and the target's ids of its own ids."""
 
-from collections.abc import Iterator
 from typing import Any, Self
 
 import torch
@@ -74,35 +73,18 @@ class HeadDrafter(Drafter):
     def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
         """One pass of the target gives the states; the proposals depend on where the round began."""
         k = min(k, self.longest_draft)
-        chain, found = self.chain_probs(target, prompt, text, sampling, k), list[Tensor]()
-
-        def rows(depth: int) -> Tensor:
-            """Make rows only as deep as somebody asks: those of a large vocabulary take much memory."""
-            while len(found) <= depth:
-                found.append(next(chain))
-            return found[depth]
-
-        return Law(rows, [k] * len(text))
-
-    def chain_probs(
-        self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, longest: int
-    ) -> Iterator[Tensor]:
-        """Return the distributions of its proposals by depth: (n, vocab_size) on the CPU.
-
-        Row t belongs to a round that begins after t of the n tokens, with all tokens before this depth accepted. Rows
-        whose place is behind the text mean nothing.
-        """
-        ids = torch.tensor([[*prompt, *text]], device=target.device)
+        ids, rows = torch.tensor([[*prompt, *text]], device=target.device), list[Tensor]()
         with torch.inference_mode():
             hidden, _ = target_pass(target.model, ids, self._layers)
-            # The head goes on behind the text; the target may have no positions there.
-            hidden, ids = (torch.cat([x, x[:, :1].expand(-1, longest, *x.shape[2:])], dim=1) for x in (hidden, ids))
+            # The head goes on behind the text, where the target may have no positions. These rows mean nothing.
+            hidden, ids = (torch.cat([x, x[:, :1].expand(-1, k, *x.shape[2:])], dim=1) for x in (hidden, ids))
             # These rows are those of a round that begins after the prompt; after a prompt of one token none does.
             first = len(prompt) - 2
-            for logits in self.head.chains(hidden, ids, longest):
-                rows = logits[0, max(0, first) : first + len(text)]
-                rows = torch.cat([logits[0, :1], rows]) if first < 0 else rows
-                yield sampling.probs(self.as_target_logits(rows, target.vocab_size)).cpu()
+            for logits in self.head.chains(hidden, ids, k):
+                of_text = logits[0, max(0, first) : first + len(text)]
+                of_text = torch.cat([logits[0, :1], of_text]) if first < 0 else of_text
+                rows.append(sampling.probs(self.as_target_logits(of_text, target.vocab_size)).cpu())
+        return Law(rows.__getitem__, [k] * len(text))
 
     def _rotation(self, length: int, n: int) -> tuple[Tensor, Tensor]:
         """Return the rotations of n positions from `length` on, and make room for their keys and values."""

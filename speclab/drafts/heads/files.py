@@ -6,8 +6,8 @@ has: d2t[i] + i is the target's id of the head's id i; t2d marks the same ids, a
 output layer that is not there is the target's.
 
 Nothing in them is trusted, and no code is run. The library checks the types of a decoder's entries; those that change
-what a head computes in a way that the lab does not are refused. Names, shapes and types of all weights are compared
-with what the config asks for before a number is read.
+what a head computes in a way that the lab does not are refused. Names and shapes of all weights are compared with what
+the config asks for before a number is read.
 """
 
 import json
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from pydantic_core import from_json
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -27,15 +26,13 @@ from speclab.drafts.heads.parts import rotations
 from speclab.engines.eager import decoder_layers
 from speclab.models import loading
 from speclab.system.errors import UsageProblem
-from speclab.system.files import read_bytes, write_whole
+from speclab.system.files import write_whole
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 BLOCKS: dict[str, Any] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 TO_TARGET = "d2t"  # the table from the head's ids to the target's
-FLOATS, WHOLES = ("F64", "F32", "F16", "BF16"), ("I64", "I32", "I16")  # types of weights and of d2t, in a file's header
-LARGEST_CONFIG = 2**20  # bytes
-LARGEST, MOST_LAYERS, LARGEST_HEAD = 2**24, 64, 1024  # of a size, of layers, and of the size of an attention head
+MOST_LAYERS = 64
 UNUSED = ("t2d", "verifier_", "confidence_head.")  # the last are weights of training, and of rules for stopping
 CORRECT = f"correct its {CONFIG}, or give another head"
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -107,20 +104,16 @@ def read_files(name: str) -> tuple[dict[str, Any], Path]:
     """Return the contents of config.json and the file of the weights, whose header can be read, of a folder or a hub
     name. Raises EnvironmentProblem."""
 
-    def load() -> tuple[Path, Path]:
+    def load() -> tuple[dict[str, Any], Path]:
         config, weights = (Path(str(cached_file(name, file))) for file in (CONFIG, WEIGHTS))
         with safe_open(weights, "pt"):
-            return config, weights
+            return read_config(config), weights
 
-    config, weights = loading.loaded(name, f"its {CONFIG} and weights", load)
-    return loading.loaded(name, f"its {CONFIG}", lambda: read_config(config), CORRECT), weights
+    return loading.loaded(name, f"its {CONFIG} and weights", load)
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    found = from_json(read_bytes(path, LARGEST_CONFIG))
-    if not isinstance(found, dict):
-        raise ValueError(f"{CONFIG} is not an object")
-    return found
+    return json.loads(path.read_text("utf-8"))
 
 
 def check_format(found: dict[str, Any], kind: str, formats: tuple[str, ...]) -> None:
@@ -131,8 +124,8 @@ def check_format(found: dict[str, Any], kind: str, formats: tuple[str, ...]) -> 
 def entry(found: dict[str, Any], name: str, kind: type, usual: Any = None) -> Any:
     """Return an entry of config.json, or what is usual where it is null or left out. Raises ValueError."""
     value: Any = usual if found.get(name) is None else found[name]
-    if type(value) is not kind or (kind is int and value not in range(LARGEST + 1)):
-        raise ValueError(f"{name} is {value!r:.60}, which is missing, out of its range or no {kind.__name__}")
+    if type(value) is not kind or (kind is int and value < 0):
+        raise ValueError(f"{name} is {value!r:.60}, which is missing, negative or no {kind.__name__}")
     return value
 
 
@@ -151,11 +144,7 @@ def decoder_of(found: dict[str, Any], usual: str) -> Any:
     if (n := entry(said, "num_hidden_layers", int, 1)) > MOST_LAYERS:
         raise ValueError(f"num_hidden_layers is {n}; the lab reads at most {MOST_LAYERS}")
     block = BLOCKS[said.get("model_type") or usual].from_dict(said)
-    heads, key_heads, size = block.num_attention_heads, block.num_key_value_heads, block.head_dim
-    if heads % key_heads or size % 2 or size > LARGEST_HEAD or not 0 <= block.rms_norm_eps < 1:
-        raise ValueError(f"its {heads} heads of size {size} over {key_heads}, or its rms_norm_eps, cannot be right")
-    if not all(part.isfinite().all() for part in rotations(block, torch.arange(2.0))):
-        raise ValueError(f"rope_parameters turn positions by numbers that are not finite: {block.rope_parameters}")
+    rotations(block, torch.arange(2.0))  # entries that are missing are found here
     return block
 
 
@@ -197,24 +186,21 @@ def read_tensors(
     in the file. more: shapes beside those of the head. unused: how the names begin that are passed over.
     """
     lent, ids, output = dict[str, Tensor](), None, torch.empty(0)
-    asked: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {}  # types and shape
-    asked |= {name: (FLOATS, tuple(tensor.shape)) for name, tensor in head.state_dict().items()}
-    asked |= {name: (FLOATS, shape) for name, shape in (more or {}).items()}
+    asked = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()} | (more or {})
     with safe_open(path, "pt") as file:
-        parts = {name: file.get_slice(name) for name in file.keys() if not name.startswith(unused)}  # noqa: SIM118
-        there = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
+        names = [name for name in file.keys() if not name.startswith(unused)]  # noqa: SIM118
+        there = {name: tuple(file.get_slice(name).get_shape()) for name in names}
         if config is not None:
             n, vocab, (table, output) = config.draft_vocab, config.block.vocab_size, weights_of(target)
             own = {EMBEDDING: table, HEAD: output[:n]}  # which rows is decided when the table of ids is read
             lent = {name: tensor for name, tensor in own.items() if name in asked and name not in there}
-            there |= {name: (FLOATS[0], tuple(tensor.shape)) for name, tensor in lent.items()}
-            asked |= {TO_TARGET: (WHOLES, (n,))} if TO_TARGET in there else {}
+            there |= {name: tuple(tensor.shape) for name, tensor in lent.items()}
+            asked |= {TO_TARGET: (n,)} if TO_TARGET in there else {}
         for name in sorted(asked.keys() | there.keys()):
-            (kinds, shape), (kind, found) = asked.get(name, ((), None)), there.get(name, ("missing", None))
-            if found != shape or kind not in kinds:
-                wants = f"{kinds[0]} {shape}" if kinds else "no such weight"
-                raise ValueError(f"{name} is {kind} {found or ''}; its {CONFIG} asks for {wants}")
-        tensors = lent | {name: file.get_tensor(name) for name in parts}
+            wanted, found = asked.get(name, "no such weight"), there.get(name, "missing")
+            if found != wanted:
+                raise ValueError(f"{name} is {found}; its {CONFIG} asks for {wanted}")
+        tensors = lent | {name: file.get_tensor(name) for name in names}
     if config is not None and (TO_TARGET in tensors or n != vocab):
         if TO_TARGET not in tensors:
             raise ValueError(f"it proposes {n} of {vocab} ids and has no d2t table")

@@ -80,11 +80,6 @@ class GraphedModel:
         self.widths |= widths
         self.longest = max(self.longest, longest)
 
-    @property
-    def most_at_once(self) -> int:
-        """The tokens of the widest pass that the run has announced; 0 where it has announced nothing."""
-        return max(self.widths) if self.longest else 0
-
     def forget(self) -> None:
         """Forget what an earlier run has announced, and its graph caches."""
         self.widths, self.longest, self.free = {1}, 0, []
@@ -136,8 +131,8 @@ class GraphCache:
         for width in sorted(graphed.widths):
             total = 1
             while total <= min(graphed.longest, capacity):
-                self._graph(width, self._rows(total))
-                total = self._rows(total) + 1
+                self._graph(width, rows_read(total, capacity))
+                total = rows_read(total, capacity) + 1
 
     def mask(self, width: int, length: int, n_rows: int) -> Tensor:
         """(1, 1, width, n_rows): of a pass after `length` tokens that reads the first `n_rows` rows."""
@@ -154,7 +149,7 @@ class GraphCache:
         """Run a pass of `width` >= m tokens over (1, m) ids after `length` tokens, and return what GraphedModel.forward
         returns; the next replay writes to the same place. masked: positions (1, m) and mask (1, 1, m, length + m),
         where the tokens do not all follow each other."""
-        n_tokens, n_rows = ids.shape[1], self._rows(length + width)
+        n_tokens, n_rows = ids.shape[1], rows_read(length + width, self.capacity)
         graph = self._graph(width, n_rows)
         fixed_ids, places, mask = graph.inputs
         fixed_ids[:, :n_tokens].copy_(ids)  # padding comes last, and its logits are not read
@@ -168,9 +163,6 @@ class GraphCache:
             mask.copy_(nn.functional.pad(reads, unread, value=torch.finfo(reads.dtype).min))
         graph.replay()
         return [output[:, :n_tokens] for output in graph.outputs]
-
-    def _rows(self, total: int) -> int:
-        return rows_read(total, self.capacity)
 
     def _graph(self, width: int, rows: int) -> graphs.Graph:
         if (width, rows) not in self.graphs:
@@ -225,8 +217,9 @@ class GraphBackend(TextBackend):
         More tokens than the run has prepared a pass for, which a draft that waited for many rounds catches up with, are
         several replays: recording takes longer than all of them.
         """
-        n, most, logits, states = tokens.shape[1], self._graphed.most_at_once, [], []
-        if not most or n <= most:
+        n, logits, states = tokens.shape[1], [], []
+        most = max(self._graphed.widths) if self._graphed.longest else n
+        if n <= most:
             return self._replayed(tokens, length)
         for done in range(0, n, most):
             logits.append(self._replayed(tokens[:, done : done + most], length + done))

@@ -52,9 +52,6 @@ def compiled_parts(model: PreTrainedModel, compiler: Compiler) -> Parts:
     return parts | ({ROTARY: compiler(rotary)} if rotary else {})
 
 
-# --- joined products --------------------------------------------------------------------------------------------------
-
-
 class Joined:
     """Makes the products of one input with several matrices as one product with all their rows. The weights become
     views of one matrix, and the model's own passes read them there, so they are held once. linears: of the same input
@@ -144,9 +141,6 @@ def _is_usual(module: Any) -> bool:
         return False
 
 
-# --- attention --------------------------------------------------------------------------------------------------------
-
-
 class GroupedAttention:
     """Scaled dot-product attention in which the queries of a group are rows of their key-value head."""
 
@@ -186,9 +180,6 @@ class GroupedAttention:
         rows = query.reshape(batch, key.shape[1], group * m, width)
         mixed = nn.functional.scaled_dot_product_attention(rows, key, value, mask, scale=scaling)
         return mixed.reshape(batch, heads, m, -1).transpose(1, 2).contiguous(), None
-
-
-# --- all of them ------------------------------------------------------------------------------------------------------
 
 
 def _is_norm(module: nn.Module) -> bool:

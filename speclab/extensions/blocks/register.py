@@ -19,4 +19,4 @@ def _drafter(place: str, target: PreTrainedModel, own_width: int | None) -> Draf
     return BlockDrafter(*read_block(place, target))
 
 
-add("block[:HEAD]", read_choice, "a head that drafts all tokens in one pass (DFlash)", True)
+add("block[:HEAD]", read_choice, "a head that drafts all tokens in one pass (DFlash), trained")

@@ -89,7 +89,7 @@ class EncoderDecoder(Family):
         """Return the id that the decoder's text begins with."""
         return start_id(model)
 
-    def logits_after(self, model: PreTrainedModel, prompt: Tensor, text: Tensor, n_last: int | None) -> Tensor:
+    def logits_after(self, model: PreTrainedModel, prompt: Tensor, text: Tensor, n_last: int | None = None) -> Tensor:
         """The encoder reads the prompt, and the decoder its start and the text: (1, m + 1, ids of the output layer)."""
         ids = torch.cat([start_of(model), text], dim=1)
         masks = {"attention_mask": torch.ones_like(prompt), "decoder_attention_mask": torch.ones_like(ids)}

@@ -19,10 +19,8 @@ from speclab.models import loading
 from speclab.models.family import check_family
 from speclab.models.setup import Setup
 from speclab.system.errors import UsageProblem
-from speclab.system.terminal import note
 
 PLACE = str(loading.LAB_PAIR / "exit")
-NO_SPLIT = "early exit runs the target in two parts, and CUDA graphs do not"
 
 
 def read_adapter(target: PreTrainedModel) -> ExitAdapter:
@@ -49,18 +47,18 @@ def read_exit(argument: str, text: str) -> Choice:
     name = f"exit:{read_config(Path(PLACE) / CONFIG)['exit_layer']}"
     if argument and f"exit:{argument}" != name:
         raise UsageProblem(f"--draft {text}: the lab's adapter is {name}; give that")
-    return Choice(text, name, _drafter, in_hybrid=True, any_family=False, changes_engine=True)
+    return Choice(text, name, _drafter, in_hybrid=True, any_family=False)
 
 
 def _drafter(setup: Setup, seed: int) -> Drafter:
+    """Make the drafter. Raises UsageProblem where the engine does not run the target in two parts."""
     check_family(setup.target.model, "--draft exit", OTHER_FAMILY)
     head = read_adapter(setup.target.model)
     if setup.target.engine == "graphs":
-        setup.target.fast, setup.why_engine = None, NO_SPLIT
-        note(f"{NO_SPLIT}: both arms run on the eager engine")
+        raise UsageProblem("early exit runs the target in two parts, and CUDA graphs do not; give --engine eager")
     check_split(setup.target, head.config.exit_layer)
     setup.target.hidden_layers = tuple(sorted({*setup.target.hidden_layers, *head.config.layers}))
     return ExitDrafter(head)
 
 
-add("exit[:2]", read_exit, "the target's first two layers, with the lab's adapter (Kangaroo)", True)
+add("exit[:2]", read_exit, "the target's first two layers, with the lab's adapter (Kangaroo), trained")

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from speclab.models.loading import SOURCES, Source
-from speclab.system import cache
 from speclab.system.errors import EnvironmentProblem
+from speclab.system.files import cache_folder, is_own
 from speclab.system.terminal import note
 
 if TYPE_CHECKING:
@@ -76,9 +76,9 @@ def _identity(name: str) -> tuple[str, int, int]:
 def _converted(path: str, size: int, time: int) -> str:
     from speclab.extensions.gguf import convert
 
-    place = cache.make_folder() / "gguf"
+    place = cache_folder() / "gguf"
     place.mkdir(mode=0o700, exist_ok=True)
-    if not cache.is_own(place):
+    if not is_own(place):
         raise EnvironmentProblem(f"others can write to {place}; type: chmod 700 {place}")
     with open(path, "rb") as file:
         content = hashlib.file_digest(file, "sha256").hexdigest()

@@ -28,7 +28,6 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import ContextManagers, cached_file
 
-from speclab.drafts.heads.files import FLOATS
 from speclab.extensions.mtp.head import MtpHead
 from speclab.models import loading
 from speclab.system.errors import UsageProblem
@@ -36,6 +35,7 @@ from speclab.system.files import read_bytes
 
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 LARGEST_INDEX = 2**26  # bytes
+FLOATS = ("F64", "F32", "F16", "BF16")  # types of weights, in a file's header
 ADVICE = "give another checkpoint, or another --draft"
 PARTS = {
     **{name: name for name in ("eh_proj", "enorm", "hnorm")},

@@ -1,7 +1,7 @@
 """Adds MTP heads to the drafts: `--draft mtp` reads the target's own checkpoint, and `mtp:FOLDER` another one."""
 
 from speclab.core.drafter import Drafter
-from speclab.drafts.registry import OTHER_FAMILY, Choice, add, is_mistyped
+from speclab.drafts.registry import OTHER_FAMILY, Choice, add
 from speclab.models import loading
 from speclab.models.family import check_family
 from speclab.models.padded import sizes
@@ -10,8 +10,6 @@ from speclab.system.errors import UsageProblem
 
 
 def read_mtp(argument: str, text: str) -> Choice:
-    if argument and is_mistyped(argument):
-        raise UsageProblem(f"--draft {text}: give the folder or hub name of a checkpoint with such a head")
     if argument:
         loading.check_place(argument)
 

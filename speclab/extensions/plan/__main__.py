@@ -44,7 +44,6 @@ from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import say
 from speclab.theory import attribution
 from speclab.theory.costs import Costs
-from speclab.theory.forecast import forecast
 from speclab.theory.formulas import model_speedup
 
 # The defaults of what the command line leaves open. limit 0 means all prompts.
@@ -155,10 +154,7 @@ def planned(
     replay = costs.replay / costs.step_seconds(context)
     entries = []
     for k in lengths:
-        found = [
-            forecast(rows, len(rows), k, attribution.round_cost(costs, n_prompt), costs.draft_catch, costs.replay)
-            for n_prompt, rows in texts
-        ]
+        found = [attribution.expected(rows, k, costs, n_prompt) for n_prompt, rows in texts]
         n_tested, n_rounds = sum(e.n_tested for e in found), sum(e.n_rounds for e in found)
         entries.append(
             PlanEntry(

@@ -54,8 +54,8 @@ class RecurrentBackend(EagerBackend):
         return self._forward(tokens, length, rolls_back=True)
 
     def _forward(self, tokens: Tensor, length: int, rolls_back: bool) -> Tensor:
-        logits, outputs, blocks = [], [], tokens.split(self._width or tokens.shape[1], dim=1)
-        for block in blocks:
+        logits, outputs = [], []
+        for block in tokens.split(self._width or tokens.shape[1], dim=1):
             if rolls_back:
                 self._kept[length], self._fed[length] = states_of(self._cache), block
             with layer_outputs(self._model, self._hidden_layers) as hidden:
@@ -63,7 +63,6 @@ class RecurrentBackend(EagerBackend):
             outputs.append(hidden)
             length += block.shape[1]
         self.hidden = {layer: torch.cat([one[layer] for one in outputs], dim=1) for layer in self._hidden_layers}
-        self.n_single += len(blocks) - 1
         return torch.cat(logits, dim=1)
 
     @torch.inference_mode()

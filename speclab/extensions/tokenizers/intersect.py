@@ -24,7 +24,6 @@ from speclab.core.rounds import Target
 from speclab.core.sampling import Sampling, to_device
 from speclab.extensions.tokenizers.shared_tokens import END, Reading, SharedTokens, shared_tokens, token_bytes
 from speclab.models.cached import CachedModel
-from speclab.models.family import check_draft_prompts
 from speclab.models.loading import eos_ids
 from speclab.models.setup import Setup
 from speclab.system.errors import UsageProblem
@@ -71,9 +70,8 @@ class IntersectDrafter(ModelDrafter):
         rows[:, self._target_ids] = logits[:, self._draft_ids]
         return rows
 
-    def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
-        lengths = [len(self.read_as(prompt)) for prompt in prompts]
-        return check_draft_prompts(self.draft.room, lengths, max_new_tokens, list(map(len, prompts)))
+    def check_prompts(self, prompts: Sequence[list[int]]) -> None:
+        self.draft.room.check_draft(len(self.read_as(prompt)) for prompt in prompts)
 
     def read_as(self, prompt: list[int]) -> list[int]:
         return self._reads.prompt(prompt)

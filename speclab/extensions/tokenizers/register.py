@@ -1,10 +1,10 @@
 """Adds drafts with another tokenizer to the lab: `--draft retokenize:NAME` and `intersect:NAME`."""
 
 from speclab.core.drafter import Drafter
-from speclab.drafts.registry import Choice, add, is_mistyped
+from speclab.drafts.registry import Choice, add
 from speclab.extensions.tokenizers.intersect import intersect
 from speclab.extensions.tokenizers.retokenized import RetokenizedDrafter
-from speclab.models import loading, names
+from speclab.models import loading
 from speclab.models.checking.checks import OTHER_DRAFT
 from speclab.models.family import check_family
 from speclab.models.setup import Setup
@@ -15,7 +15,7 @@ def read_other(argument: str, text: str) -> Choice:
     """Read retokenize:NAME or intersect:NAME."""
     word = text.partition(":")[0]
     is_exact = word == "intersect"
-    if is_mistyped(argument):
+    if not argument:
         raise UsageProblem(
             f"--draft {text}: give a model's folder or hub name, for example {word}:openai-community/gpt2"
         )
@@ -37,4 +37,4 @@ def read_other(argument: str, text: str) -> Choice:
 
 add("retokenize:NAME", read_other, "a model with another tokenizer, by way of its text")
 add("intersect:NAME", read_other, "the same, by the tokens that both vocabularies have")
-names.WITH_OTHER_TOKENIZERS += ["retokenize:NAME", "intersect:NAME"]
+loading.WITH_OTHER_TOKENIZERS += ["retokenize:NAME", "intersect:NAME"]

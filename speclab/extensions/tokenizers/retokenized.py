@@ -26,7 +26,6 @@ from speclab.core.sampling import Sampling, most_probable, to_host
 from speclab.extensions.tokenizers.shared_tokens import start_of_text, text_of, tokenized_inside
 from speclab.models import loading
 from speclab.models.cached import CachedModel
-from speclab.models.family import check_draft_prompts
 
 BEFORE = 8  # tokens in front of what is tokenized or decoded, so that it is read as it stands in the text
 
@@ -65,9 +64,8 @@ class RetokenizedDrafter(Lookup):
         model = loading.describe_model(name, self.draft.model, "draft")
         return f"{model}; its text is tokenized again for the target{eager}"
 
-    def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
-        lengths = [len(self.read_as(prompt)) for prompt in prompts]
-        return check_draft_prompts(self.draft.room, lengths, max_new_tokens, list(map(len, prompts)))
+    def check_prompts(self, prompts: Sequence[list[int]]) -> None:
+        self.draft.room.check_draft(len(self.read_as(prompt)) for prompt in prompts)
 
     def prefill(self, target: Target | None, prompt: Tensor, sampling: Sampling) -> None:
         self._ids, self._fed, self._context, self._device = prompt[0].tolist(), [], [], prompt.device

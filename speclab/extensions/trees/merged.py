@@ -51,9 +51,9 @@ class MergedDrafter(TreesDrafter):
         """Every draft has its own tokens."""
         return [len(self.drafters) * k for k in asked]
 
-    def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
-        said = [drafter.check_prompts(prompts, max_new_tokens) for drafter in self.drafters]
-        return "\n".join(filter(None, said)) or None
+    def check_prompts(self, prompts: Sequence[list[int]]) -> None:
+        for drafter in self.drafters:
+            drafter.check_prompts(prompts)
 
     def length_notes(self, name: str, asked: list[int]) -> list[str]:
         """Each drafter says which lengths have no effect."""

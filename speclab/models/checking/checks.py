@@ -11,6 +11,7 @@ Two computations of the same logits may differ by the bound of models/checking/r
 compared at its median position: where two experts are nearly tied, rounding may route a token to the other one.
 """
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +24,6 @@ from speclab.engines.cuda.buffers import kv_shapes
 from speclab.engines.windows import window_of
 from speclab.models.cached import CachedModel
 from speclab.models.checking import rounding
-from speclab.models.checking.rounding import logits_after
 from speclab.models.family import NoFastBackend, family_of
 from speclab.models.memory import is_mixture_of_experts
 from speclab.system.errors import EnvironmentProblem, first_line
@@ -62,11 +62,8 @@ def check_model(model: PreTrainedModel) -> None:
     same = slice(0, right.shape[1] - n_changed)
     _compare(model, "attends to later tokens", uncached_logits(model, changed)[:, same], right[:, same])
     last, cached = right[:, -sum(WIDTHS) :], CachedModel(model)
-    for reason, passes in (
-        (unread, lambda: cached_logits(cached, text)),
-        (unread, lambda: cached_logits(cached, text, one_pass=one_step)),
-        (undone, lambda: cached_logits(cached, text, wrong=WRONG)),
-    ):
+    for reason, how in (unread, {}), (unread, AS_STEPS), (undone, AS_ROUNDS):
+        passes = functools.partial(cached_logits, cached, text, **how)
         _compare(model, reason, _tried(model, reason, passes), last)
 
 
@@ -104,10 +101,7 @@ def random_text(model: PreTrainedModel, n_tokens: int = N_TOKENS) -> Tensor:
     room = min((n for n in (cached.max_length, cached.room.for_prompt()) if n is not None), default=sys.maxsize)
     n = min(n_tokens, room - max(WRONG))
     if n <= sum(WIDTHS) or len(ordinary) < 2:
-        raise EnvironmentProblem(
-            f"{config.model_type} has {len(ordinary)} ordinary tokens and a context of {room} positions, "
-            "too few to decode with; choose a larger model"
-        )
+        raise EnvironmentProblem(f"{config.model_type} has too few tokens or positions to decode with; choose another")
     order = torch.randperm(len(ordinary), generator=torch.Generator().manual_seed(0))
     return ordinary[order].repeat(-(-n // len(ordinary)))[:n][None].to(model.device)
 
@@ -144,11 +138,16 @@ def one_step(cached: CachedModel, ids: Tensor) -> Tensor:
     return torch.cat([cached.step(token) for token in ids.unbind(1)], dim=1)
 
 
+AS_ROUNDS: dict[str, Any] = {"wrong": WRONG}  # of `cached_logits`, with tokens that are rejected
+AS_STEPS: dict[str, Any] = {"one_pass": one_step}  # as plain decoding
+
+
 @torch.inference_mode()
 def uncached_logits(model: PreTrainedModel, text: Tensor, n_last: int | None = None) -> Tensor:
     """(1, n) ids -> (1, n - prompt + 1, vocab) uncached logits, or at least the last `n_last` rows."""
-    n = family_of(model).n_prompt(text.shape[1], sum(WIDTHS))
-    return logits_after(model, text[:, :n], text[:, n:], n_last)[..., : CachedModel(model).vocab_size]
+    cached = CachedModel(model)
+    n = cached.family.n_prompt(text.shape[1], sum(WIDTHS))
+    return cached.family.logits_after(model, text[:, :n], text[:, n:], n_last)[..., : cached.vocab_size]
 
 
 def _tried(model: PreTrainedModel, reason: str, call: Callable[[], Any]) -> Any:

@@ -26,23 +26,12 @@ LEAST_DEVIATION = 0.3  # standard deviation of the rounding to the next number o
 USUAL_DEVIATION = 0.5  # the same for logits in bfloat16 and float16, where no float32 copy tells
 
 
-@torch.inference_mode()
-def logits_after(model: PreTrainedModel, prompt: Tensor, text: Tensor, n_last: int | None = None) -> Tensor:
-    """Return the uncached logits after the prompt and after each token of the text: row i follows the prompt and i
-    tokens of the text.  (1, n) and (1, m) ids -> (1, m + 1, ids of the output layer), or at least the last n_last rows
-    """
-    return family_of(model).logits_after(model, prompt, text, n_last)
-
-
-def rounding_unit(logits: Tensor) -> float:
-    """Return the unit eps(dtype) * max|logit|, of logits that do not stand for "never this token"."""
-    real = logits.abs()[_real(logits)]
-    return torch.finfo(logits.dtype).eps * (real.max().item() if real.numel() else 0.0)
-
-
 def bound(logits: Tensor, n_layers: int = 1) -> float:
-    """Return the largest difference from these logits that rounding explains, in a model with so many layers."""
-    return rounding_unit(logits) * (UNITS[logits.dtype] * n_layers if logits.dtype in UNITS else HALF_WIDTH_UNITS)
+    """Return the largest difference from these logits that rounding explains, in a model with so many layers. Logits
+    that stand for "never this token" have no part in it."""
+    real = logits.abs()[_real(logits)]
+    unit = torch.finfo(logits.dtype).eps * (real.max().item() if real.numel() else 0.0)
+    return unit * (UNITS[logits.dtype] * n_layers if logits.dtype in UNITS else HALF_WIDTH_UNITS)
 
 
 def _real(logits: Tensor) -> Tensor:
@@ -78,26 +67,23 @@ class Reference:
             return self._model
         return copy.deepcopy(self._model).float()
 
-    def logits(self, prompt: Tensor, text: Tensor, vocab_size: int, n_last: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return the logits after the prompt and after each token of the text: in the model's dtype, and the best known
-        ones. n_last: only those of the last rows.  (1, n) and (1, m) ids -> (m + 1, vocab_size) on the CPU, twice"""
-        prompt, text = prompt.to(self._model.device), text.to(self._model.device)
-
-        def of(model: PreTrainedModel) -> Tensor:
-            return logits_after(model, prompt, text, n_last)[0, -(n_last or 0) :, :vocab_size].cpu()
-
-        own = of(self._model)
-        return own, (own if self._higher is self._model else of(self._higher)).double()
-
     def with_deviations(self, prompt: Tensor, text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
-        """Return the best known logits as in `logits`, and the standard deviation of the rounding of the run's logits:
-        in float32 and float64 a part of the bound of one layer, and where no copy tells a constant number of units.
-        -> (m + 1, vocab_size) and (m + 1,), on the CPU"""
-        own, right = self.logits(prompt, text, vocab_size)
+        """Return the best known logits after the prompt and after each token of the text, and the standard deviation of
+        the run's rounding: in float32 and float64 a part of the bound of one layer, and where no copy tells a constant
+        number of units.  (1, n) and (1, m) ids -> (m + 1, vocab_size) and (m + 1,), on the CPU"""
+        ids = prompt.to(self._model.device), text.to(self._model.device)
+
+        @torch.inference_mode()
+        def logits(model: PreTrainedModel) -> Tensor:
+            return family_of(model).logits_after(model, *ids)[0, :, :vocab_size].cpu()
+
+        own = logits(self._model)
         if own.dtype in UNITS:
             return own, torch.tensor([bound(row) / 4 for row in own], dtype=torch.float64)
         if self._higher is self._model:
+            right = own.double()
             return right, USUAL_DEVIATION * torch.finfo(own.dtype).eps * right.amax(-1).abs()
+        right = logits(self._higher).double()
         return right, deviations(own, right)
 
 

@@ -46,13 +46,11 @@ def padded(
 
 def check_memory(name: str, n_parameters: int, device: torch.device, dtype: torch.dtype) -> None:
     """Refuse weights that do not fit, before the machine starts swapping or is killed for it."""
-    # The engine `c` has a copy of its own, in bfloat16.
-    copies = 1.5 if device.type == "cpu" and dtype == torch.float32 else 1
-    free, needed = free_memory(device), n_parameters * dtype.itemsize * copies
+    free, needed = free_memory(device), n_parameters * dtype.itemsize
     if free is not None and needed > USABLE * free:
         raise EnvironmentProblem(
-            f"{name} needs {needed / 1e9:.1f} GB ({copies} x the weights), and of the {free / 1e9:.1f} GB free on "
-            f"{device.type} a tenth stays free; use a smaller one, or --dtype bfloat16"
+            f"{name} needs {needed / 1e9:.1f} GB, and of the {free / 1e9:.1f} GB free on {device.type} "
+            "a tenth stays free; use a smaller one, or --dtype bfloat16"
         )
 
 

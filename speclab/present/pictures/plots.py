@@ -1,33 +1,36 @@
 """The pictures of a comparison: measured values are markers, formulas are lines, the line at 1.0 is no gain."""
 
-import itertools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from speclab.present.pictures import figures
 from speclab.present.pictures.figures import STYLES, Figure, NullLocator, Panel, Series, draw, note, plain
+from speclab.present.screen import target_name
 from speclab.present.tables import short, temperature_name
 from speclab.records.files import ComparisonRun
 from speclab.records.rows import AUTO, Row
 from speclab.theory.attribution import decoding
 from speclab.theory.ladder import EFFECTS, factors
 
+WIDTHS = [1, 2, 3, 5, 7, 9, 13, 17]  # ticks of the picture of limits
+SPEEDS = [n * 10**e for e in range(6) for n in (1, 2, 5)]
 SPEEDUPS = [0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6, 8, 12, 16]  # ticks of a logarithmic axis
 GAIN, LOSS, GREY = figures.COLOURS[0], figures.COLOURS[1], "#BBBBBB"
 PREDICTIONS = {"forecast": "forecast", "book_formula": figures.BOOK}
 
 
 def comparison(run: ComparisonRun, folder: Path, name: str) -> list[partial[Path | None]]:
-    """Return the pictures of a comparison and of its short runs: each is painted and written when it is called.  -> its
-    path, or None where there is nothing to show
+    """Return the pictures of a comparison, and one of it beside its short runs: each is painted and written when it is
+    called.  -> its path, or None where there is nothing to show
 
     Nothing is computed before: what fails in a picture costs no other file.
     """
-    runs = {name: run, f"{name}-eager": run.eager, f"{name}-padded": run.padded}
     painters = {"speedup": lambda rows: draw(speedup_panels(rows), 5.4, 4.6), "why": _why}
-    pairs = itertools.product(runs.items(), painters.items())
-    return [partial(_write, paint, one, folder, f"{named}-{what}") for (named, one), (what, paint) in pairs if one]
+    steps = [partial(_write, paint, run, folder, f"{name}-{what}") for what, paint in painters.items()]
+    if run.eager and run.padded:
+        steps.append(partial(_limits, [run.eager, run, run.padded], folder, f"{name}-limits"))
+    return steps
 
 
 def _write(paint: Callable[[list[Row]], Figure | None], run: ComparisonRun, folder: Path, name: str) -> Path | None:
@@ -63,6 +66,37 @@ def speedup_panels(rows: list[Row]) -> list[Panel]:
     return panels
 
 
+def _limits(runs: list[ComparisonRun], folder: Path, name: str) -> Path:
+    """Draw how many tokens a second passes of each run read, by the tokens of a pass; a dotted line is what reading
+    the weights would allow. The legend has the speedup of the fastest greedy row, whose pass has a larger marker."""
+    figure, [axis] = figures.blank(1, 6.4, 4.2)
+    for run, color, marker in zip(runs, figures.COLOURS, figures.MARKERS, strict=False):
+        rows = [row for row in run.rows if (row.prompt_kind, row.temperature) == ("all", 0.0)]
+        baseline = next(row for row in rows if row.method == "baseline")
+        step = baseline.seconds / max(1, baseline.n_tokens)
+        whole = [row for row in rows if row.draft and row.verify_cost and not row.auto]
+        whole = [row for row in whole if row.n_drafted > 0.9 * row.draft_length * row.n_rounds]
+        passes = {row.draft_length + 1: row.verify_cost or 0.0 for row in whole} | {1: 1.0}  # tokens -> steps
+        speeds, label = {m: m / (passes[m] * step) for m in sorted(passes)}, target_name(run)
+        if best := max(whole, key=lambda row: row.speedup, default=None):
+            place = best.draft_length + 1
+            axis.plot([place], [speeds[place]], marker, color=color, markersize=11)
+            label += f": {short(best.method, 12)} k = {best.draft_length}, {best.speedup:.2f}x"
+        axis.plot([*speeds], [*speeds.values()], f"{marker}-", color=color, label=label)
+        if run.bandwidth and run.weight_bytes:
+            axis.plot([*speeds], [m * run.bandwidth / run.weight_bytes for m in speeds], ":", color=color)
+    for scale, side, ticks in ((axis.set_xscale, axis.xaxis, WIDTHS), (axis.set_yscale, axis.yaxis, SPEEDS)):
+        scale("log")
+        low, high = side.get_data_interval()
+        shown = [tick for tick in ticks if 0.9 * low <= tick <= 1.1 * high]
+        side.set_ticks(shown, labels=[f"{tick:,}" for tick in shown])
+        side.set_minor_locator(NullLocator())
+    axis.set_xlabel("tokens of a pass")
+    axis.set_ylabel("tokens a second that passes read")
+    figures.legend_above(axis, "Passes, and the fastest draft; dotted: as fast as weights are read")
+    return figures.save(figure, runs[1], folder, name)
+
+
 def _why(rows: list[Row]) -> Figure | None:
     """Draw the fastest row that has a ladder, at the lowest temperature: the book's formula on top, a bar for every
     factor, then the measured speedup and the one with prefill counted."""
@@ -91,8 +125,7 @@ def _why(rows: list[Row]) -> Figure | None:
     axis.xaxis.set_ticks(ticks, labels=[f"{value:g}x" for value in ticks])
     axis.xaxis.set_minor_locator(NullLocator())
     axis.set_xlabel("speedup (logarithmic)")
-    names = [effect.name for effect in EFFECTS]
-    axis.set_yticks(range(len(steps)), ["book formula", *names, "measured", "end to end"])
+    axis.set_yticks(range(len(steps)), ["book formula", *EFFECTS, "measured", "end to end"])
     axis.invert_yaxis()
     where = f"{short(row.method, 26)} k = {row.draft_length}, {temperature_name(row.temperature)}"
     figure.suptitle(f"From 1/(1-α+α/k) to the measured speedup: {where}", fontsize=10)

@@ -86,16 +86,11 @@ class Graphed:
     name = "graphs"
 
 
-def test_an_engine_that_cannot_split_gives_way_to_the_eager_one(target, place, capsys):
-    """In both arms, and other drafts are made afterwards."""
+def test_an_engine_that_cannot_split_is_refused(target, place):
     cached = CachedModel(target, fast=Graphed())
     setup = Setup(cached, None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
-    made = registry.make_all(registry.read_all(["ngram", "exit"]), setup, 0)
-    assert list(made) == ["ngram", "exit:2"]
-    assert setup.engine == setup.target.engine == "eager"
-    assert "CUDA graphs do not" in setup.why_engine
-    assert "both arms run on the eager engine" in capsys.readouterr().err
-    assert setup.target.hidden_layers == (1,)
+    with pytest.raises(UsageProblem, match="CUDA graphs do not; give --engine eager"):
+        registry.make("exit", setup)
 
 
 def test_the_scripts_decode_with_it(pair_folder, tmp_path, monkeypatch, capsys):

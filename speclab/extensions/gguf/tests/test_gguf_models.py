@@ -14,8 +14,8 @@ from speclab.drafts import registry
 from speclab.extensions.gguf import register
 from speclab.extensions.gguf.tests.gguf_files import quantised
 from speclab.models import generation, loading
-from speclab.system import cache
 from speclab.system.errors import EnvironmentProblem
+from speclab.system.files import CACHE
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed; type: pip install gguf")
 convert = pytest.importorskip("speclab.extensions.gguf.convert")
@@ -38,7 +38,7 @@ def files(tmp_path_factory, pair_folder):
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
     """An empty cache folder."""
-    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     register._converted.cache_clear()
     yield tmp_path / "cache" / "gguf"
     register._converted.cache_clear()

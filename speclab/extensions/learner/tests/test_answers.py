@@ -7,7 +7,10 @@ import numpy
 import pytest
 import torch
 
+from exercises import distilled
 from speclab.extensions.learner import checks
+from speclab.models import prompts
+from speclab.models.loading import LAB_DRAFT
 from tests.exercises.answers import (
     VOICES,
     copy_of,
@@ -126,6 +129,19 @@ def test_a_right_answer_of_another_kind_passes(hole):
     learner = with_wrong_answer(stem, hole, source)
     learner.torch = torch
     assert list(failures(learner, stem)) == []
+
+
+def test_what_exercise_18_says_of_a_real_draft(monkeypatch, capsys):
+    """On one short prompt: the loss promises less than what is kept, and at best what a perfect draft has."""
+    standard = prompts.standard()
+    monkeypatch.setattr(prompts, "standard", lambda: standard[:1])
+    monkeypatch.setattr(distilled, "NEW", 16)
+    assert distilled.main([LAB_DRAFT, "--impl", "solutions"]) == 0
+    loss, entropy, least, kept, choice, promised, replayed = map(float, capsys.readouterr().out.split()[-7:])
+    assert loss > entropy > 0
+    assert 0 <= least <= kept < 1
+    assert 1 < promised == pytest.approx(sum(choice**i for i in range(5)), abs=0.05)
+    assert 1 < replayed <= 5
 
 
 # --- wrong answers ----------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def clone(tmp_path, monkeypatch) -> Path:
     for path in [*paths.ROOT.glob("*.py"), *paths.ROOT.glob("tests/*.py"), paths.ROOT / "pyproject.toml"]:
         shutil.copy(path, lab / path.relative_to(paths.ROOT))
     (lab / "results").mkdir()
-    shutil.copy(paths.ROOT / "results" / "cpu-curves.json", lab / "results")  # exercise 18 reads its curves there
+    shutil.copy(paths.ROOT / "results" / "cpu-curves.json", lab / "results")  # exercise 17 reads its curves there
     (lab / "models" / "lab-pair").mkdir(parents=True)  # what tells a clone from an installed lab
     for path in (lab / "exercises").glob("ex*.py"):
         path.write_bytes(committed(f"exercises/{path.name}") or path.read_bytes())

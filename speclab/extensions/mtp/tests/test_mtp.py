@@ -206,7 +206,6 @@ ROWS = [
     Row(f"{S} --draft mtp", 2, ("has no MTP head", "--draft feature")),
     Row(f"{S} --draft mtp:./missing", 3, ("there is no model folder ./missing",)),
     Row(f"{S} --draft mtp:", 2, ("'mtp:'",)),
-    Row(f"{S} --draft mtp:ngrm", 2, ("folder or hub name",)),
     Row(f"{S} --draft tree:2x2x1:mtp", 2, ("a tree needs a draft",)),
 ]
 

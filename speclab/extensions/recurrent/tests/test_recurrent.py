@@ -32,9 +32,10 @@ from speclab.models.setup import Setup
 from speclab.records.rows import Arm
 from speclab.system import extensions
 from speclab.system.errors import EnvironmentProblem, UsageProblem
-from tests import one_family, tiny_families
+from tests import tiny_families
 from tests.decoding import plain_text, speculative_rounds
 from tests.grids import often, pairs_often
+from tests.models.test_families import check_decodes
 from tests.test_lossless import IDS, Law, check_law
 from tests.tiny_families import VOCAB
 from tests.tiny_models import perturbed
@@ -109,14 +110,19 @@ def worst_difference(cached: CachedModel, ids: list[int]) -> float:
 
 @pytest.fixture(autouse=True)
 def lengths_of_prompts(monkeypatch):
-    """A backend remembers how long its prompt was: it is read in one pass, and so must a recomputation."""
-    right = RecurrentBackend.prefill
+    """A backend remembers how long its prompt was, which a recomputation must read in one pass, too; and its passes."""
+    right, read = RecurrentBackend.prefill, RecurrentBackend._pass
 
     def prefill(backend: RecurrentBackend, prompt: Tensor) -> Tensor:
-        backend.n_prompt = prompt.shape[1]
+        backend.n_prompt, backend.n_read = prompt.shape[1], 0
         return right(backend, prompt)
 
+    def count(backend: RecurrentBackend, *args) -> Tensor:
+        backend.n_read += 1
+        return read(backend, *args)
+
     monkeypatch.setattr(RecurrentBackend, "prefill", prefill)
+    monkeypatch.setattr(RecurrentBackend, "_pass", count)
 
 
 # --- texts, states and passes ----------------------------------------------------------------------------------------
@@ -138,8 +144,7 @@ def test_texts_are_those_of_decoding_token_by_token(family, k, length):
         assert {"all": n_accepted == n_drafted, "some": 0 < n_accepted < n_drafted, "none": n_accepted == 0}[accepted]
         one_by_one = family in ONE_BY_ONE
         assert target.n_replays == (0 if one_by_one else n_rejected)
-        passes = target.n_passes + target.n_replays + target.backend.n_single
-        assert passes == len(rounds) + (n_drafted if one_by_one else n_rejected)
+        assert target.backend.n_read == len(rounds) + (n_drafted if one_by_one else n_rejected)
         assert drafter.models[0].n_replays == 0, "a draft keeps its states before every token"
 
 
@@ -260,13 +265,8 @@ def test_a_state_that_is_not_restored_is_refused_at_load(monkeypatch):
 @pytest.mark.parametrize(
     "name", ["lfm2", *(pytest.param(n, marks=pytest.mark.full) for n in ("mamba", "jamba", "qwen3_next"))]
 )
-def test_the_sweep_of_families_decodes_it_eagerly_and_in_no_other_way(name):
-    row = one_family.examine(name)
-    assert row.outcome == one_family.EAGER, row
-    assert "recurrent layers" in row.reason
-    assert row.accepted > 0
-    assert row.rejected > 0
-    assert row.no_trees
+def test_its_text_is_the_librarys(name):
+    check_decodes(tiny_families.tiny(name), "recurrent layers")
 
 
 def made() -> Setup:

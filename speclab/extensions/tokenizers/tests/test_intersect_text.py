@@ -47,8 +47,7 @@ def test_text_cache_and_laws(sampling):
     others = [i for i in range(12) if i not in OVERLAP.target_ids]
     for seed in range(3):
         prompt = torch.randint(0, 12, (1, 3 + seed), generator=torch.Generator().manual_seed(seed))
-        generator = torch.Generator().manual_seed(seed)
-        rounds = list(speculative_rounds(CachedModel(target), drafter, prompt, 3, 24, sampling, generator))
+        rounds = list(speculative_rounds(CachedModel(target), drafter, prompt, 3, 24, sampling, seed=seed))
         if sampling.greedy:
             assert tokens_of(rounds) == plain_text(CachedModel(target), prompt, 24)
         for so_far, draft in drafter.proposed:
@@ -155,10 +154,7 @@ def test_where_all_is_shared_it_is_the_model(renumbered, sampling):
     assert len(drafters[2].shared.target_ids) == len(setup.tokenizer)
     kept = 0
     for prompt in prompts.encode(prompts.standard()[:2], setup.tokenizer):
-        rounds = [
-            list(speculative_rounds(setup.target, d, prompt.ids, 4, 24, sampling, torch.Generator().manual_seed(3)))
-            for d in drafters
-        ]
+        rounds = [list(speculative_rounds(setup.target, d, prompt.ids, 4, 24, sampling, seed=3)) for d in drafters]
         assert rounds[0] == rounds[1] == rounds[2]
         kept += sum(r.n_accepted for r in rounds[0])
     assert kept > 10

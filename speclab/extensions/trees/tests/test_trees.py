@@ -337,6 +337,12 @@ def test_a_model_that_ignores_what_a_tree_needs_is_refused(ignored):
         check_tree(CachedModel(model))
 
 
+@pytest.mark.parametrize("family", ["bloom", "llama4_text"])
+def test_a_family_that_takes_no_mask_of_a_tree_is_refused(family):
+    with pytest.raises(EnvironmentProblem, match="branches"):
+        check_tree(CachedModel(tiny_families.tiny(family)))
+
+
 # --- Which drafters can -----------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,91 @@
+"""Checks of exercise 18: the agreement of two rows, the loss, its gradient, and what the loss promises."""
+
+import itertools
+
+import pytest
+import torch
+
+from solutions import ex18_train_a_draft as right
+from tests.exercises.answers import asked, wrong
+
+SHAPES = [(1, 2), (1, 3), (3, 2), (4, 5)]  # places, vocabulary
+
+
+def rounded(numbers: object) -> object:
+    """For comparing: six digits are enough."""
+    if isinstance(numbers, torch.Tensor):
+        return [rounded(one) for one in numbers] if numbers.ndim else rounded(float(numbers))
+    return float(f"{float(numbers):.6g}") + 0.0  # -0.0 is 0.0
+
+
+def rows(n: int, vocab: int, seed: int, spread: float = 2.0) -> torch.Tensor:
+    """Logits."""
+    return spread * torch.randn(n, vocab, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def both(n: int, vocab: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The target's probabilities and the draft's logits."""
+    return rows(n, vocab, seed).softmax(-1), rows(n, vocab, seed + 100)
+
+
+CERTAIN = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+CASES = [
+    (torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.2, 0.7, 0.1]]).log()),
+    *(both(*shape, seed) for seed, shape in enumerate(SHAPES * 2)),
+    (CERTAIN, torch.tensor([[300.0, 0.0, 0.0], [300.0, 0.0, 150.0]])),  # in float32 its softmax rounds to 0
+]
+
+
+def in_words(p: torch.Tensor, logits: torch.Tensor) -> str:
+    return f"p = {rounded(p)}, the draft's logits {rounded(logits)}"
+
+
+@asked(CASES, in_words)
+def test_how_likely_a_drafted_token_is_kept(one, p, logits):
+    """agreement: at each place it is 1 less half the sum of |p - q|, the sum of what both agree on."""
+    return rounded(one.agreement(p.clone(), logits.softmax(-1)))
+
+
+@asked(CASES, in_words)
+def test_the_loss(one, p, logits):
+    """loss: it is the mean over places of -sum(p ln q), finite however improbable a token is for the draft."""
+    return rounded(one.loss(p.clone(), logits.clone()))
+
+
+@asked(CASES, in_words)
+def test_the_gradient(one, p, logits):
+    """gradient: it is q - p at each place, over the number of places."""
+    return rounded(one.gradient(p.clone(), logits.clone()))
+
+
+def test_steps_against_the_gradient_bring_the_draft_to_its_target(learner):
+    """gradient: subtracting it raises what the target holds more probable, so the agreement goes to 1."""
+    p, logits = both(4, 5, 7)
+    before = right.agreement(p, logits.softmax(-1)).mean()
+    for _ in range(2000):
+        logits = logits - 4 * learner.gradient(p, logits)
+    after = right.agreement(p, logits.softmax(-1)).mean()
+    if not after > 0.99:
+        wrong(f"2000 steps take the mean agreement from {float(before):.3f} to {float(after):.3f}")
+
+
+BOUNDS = [*itertools.product((0.5, 2.0), (0.0, 0.125, 0.5, 1.0, 1.99, 2.0, 3.0, -1e-9))]  # entropy, KL
+
+
+@asked(BOUNDS, "a target of entropy {}, a loss that is higher by {}: the least agreement")
+def test_what_the_loss_promises(one, entropy, divergence):
+    """least_agreement: the loss less the entropy is the divergence; the distance is at most the root of half of it."""
+    return round(float(one.least_agreement(entropy + divergence, entropy)), 6)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_solution_is_what_autograd_and_pinsker_say(seed):
+    p, logits = both(4, 5, seed)
+    learned = logits.clone().requires_grad_()
+    torch.nn.functional.cross_entropy(learned, p).backward()
+    cross_entropy = right.loss(p, logits)
+    assert cross_entropy == pytest.approx(float(torch.nn.functional.cross_entropy(logits, p)))
+    assert torch.allclose(right.gradient(p, logits), learned.grad)
+    kept = right.agreement(p, logits.softmax(-1))
+    assert torch.allclose(kept, 1 - (p - logits.softmax(-1)).abs().sum(-1) / 2)
+    assert kept.mean() >= right.least_agreement(cross_entropy, right.loss(p, p.log()))

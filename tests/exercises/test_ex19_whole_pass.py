@@ -1,0 +1,78 @@
+"""Checks of exercise 19: a matrix in the order of registers, its product, and what a token reads."""
+
+import itertools
+from collections import Counter
+
+import torch
+
+from solutions import ex19_whole_pass as right
+from tests.exercises.answers import asked, simplest
+
+Rows = list[list[float]]
+
+
+def whole_numbers(rows: int, columns: int, seed: int) -> Rows:
+    draws = torch.Generator().manual_seed(seed)
+    return torch.randint(-4, 5, (rows, columns), generator=draws).tolist()
+
+
+MATRICES = [(whole_numbers(rows, 3, rows), lanes) for rows, lanes in itertools.product((1, 2, 4, 5, 7, 8), (1, 2, 4))]
+
+
+@asked(simplest(MATRICES), "{} with {} lanes")
+def test_a_load_brings_a_column_of_several_rows(one, weight, lanes):
+    """pack: block b holds the rows from b * lanes on, column by column, and rows that are missing are 0."""
+    return one.pack(torch.tensor(weight), lanes).tolist()
+
+
+PRODUCTS = [
+    (whole_numbers(rows, columns, 10 + m), whole_numbers(m, columns, m), most)
+    for (rows, columns), m, most in itertools.product(((2, 1), (4, 3), (6, 5)), (1, 2, 5, 8, 9), (1, 2, 4, 8))
+]
+LANES = 2
+
+
+@asked(simplest(PRODUCTS), f"rows {{}} in blocks of {LANES}, tokens {{}}, at most {{}} at once")
+def test_a_weight_is_loaded_once_for_all_tokens_of_a_group(one, weight, x, most):
+    """product: the load stands outside of the loop over tokens, so further tokens of a group read nothing."""
+    packed, loads = right.pack(torch.tensor(weight, dtype=torch.float64), LANES), Counter()
+
+    def load(b: int, j: int) -> torch.Tensor:
+        loads[int(b), int(j)] += 1
+        return packed[b, j].clone()
+
+    found = one.product(load, *packed.shape[:2], torch.tensor(x, dtype=torch.float64), most)
+    return {"the product": found.tolist(), "loads of each weight": sorted(loads.values())}
+
+
+CACHES = simplest(
+    (size, whole, mask, seed)
+    for seed, (size, whole) in enumerate(itertools.product((1, 3), (0, 1, 4)))
+    for n in range(4)
+    for mask in itertools.product((False, True), repeat=n)
+)
+
+
+@asked(CACHES, "a head of {0} numbers, {1} rows before this pass, mask {2}")
+def test_what_a_token_reads(one, size, whole, mask, seed):
+    """attend: a token reads the whole rows and those of the mask; nothing else is touched, so it may hold NaN."""
+    draws = torch.Generator().manual_seed(seed)
+    query, *cache = (torch.randn(n, size, generator=draws, dtype=torch.float64) for n in (1, whole + 5, whole + 5))
+    for rows in cache:
+        rows[whole:][[not (i < len(mask) and mask[i]) for i in range(5)]] = torch.nan
+    found = one.attend(query[0], *cache, whole, list(mask)).tolist()
+    return [round(number, 9) + 0.0 if number == number else "NaN" for number in found]
+
+
+def test_the_solution_is_torchs_own():
+    """The product of torch, and its attention where everything is finite."""
+    for weight, x, most in PRODUCTS:
+        matrix, tokens = (torch.tensor(rows, dtype=torch.float64) for rows in (weight, x))
+        packed = right.pack(matrix, 4)
+        found = right.product(lambda b, j, packed=packed: packed[b, j], *packed.shape[:2], tokens, most)
+        assert torch.equal(found[:, : len(matrix)], tokens @ matrix.T)
+        assert not found[:, len(matrix) :].any()
+    query, keys, values = torch.randn(3, 6, 4, dtype=torch.float64)
+    mask = torch.tensor([True] * 3 + [True, False, True])
+    expected = torch.nn.functional.scaled_dot_product_attention(query[:1], keys, values, mask[None], scale=1.0)
+    assert torch.allclose(right.attend(query[0], keys, values, 3, [True, False, True]), expected[0])
