@@ -67,8 +67,7 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
     flags.add_draft_flag(group, None, f"what drafts, several with commas; {flags.DRAFT_HELP}")
     flags.add_rule_flag(group)
     lengths = "tokens per draft; auto: chosen in every round (default: 2,4,6,auto)"
-    repeats = "times that each arm decodes each prompt (default: 1)"
-    flags.add_run_flags(group, lengths, "0 is greedy (default: 0,0.8)", repeats)
+    flags.add_run_flags(group, lengths, "0 is greedy (default: 0,0.8)")
     size = group.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 2, 4")
     size.add_argument("--full", action="store_true", help="all prompts, 128 tokens")
@@ -114,8 +113,6 @@ def prepare(
     for path in (output.result(".json"), output.result(".md"), output.plots / "picture.png"):
         check_writable(path, "--out-dir")
     choices = registry.read_all([kind for kind in args.draft.split(",") if kind])
-    if taken := next((choice.text for choice in choices if choice.name.endswith(AUTO)), None):
-        raise UsageProblem(f"--draft {taken}: in tables, a name that ends so means -k auto; rename the folder")
     if 0 not in temperatures and all(choice.only_greedy for choice in choices):
         raise UsageProblem(f"{choices[0].only_greedy}, or add 0 to the temperatures")
     if chains_only:

@@ -50,7 +50,7 @@ class Bench:
     seed: int
     functions: LoopFunctions = SPECULATIVE
     _texts: dict[tuple[int, ...], list[int]] = field(default_factory=dict)  # draft length and prompt -> greedy text
-    _own: dict[Arm, Drafter] = field(default_factory=dict)  # of each arm: drafts learn, and one arm teaches no other
+    taught: dict[Arm, Drafter] = field(default_factory=dict)  # drafts learn, and no arm teaches another one
 
     def decoding(
         self,
@@ -75,7 +75,7 @@ class Bench:
         settings = DecodeSettings(budget, sampling, seed=self.seed * 1009 + stream)
         if not arm.speculative:
             return Decoding(arm, autoregressive_decode(target, ids, settings, self.setup.chunk), ids.shape[1], budget)
-        own = self._drafter(arm, prompt)
+        own = self.drafter(arm, prompt)
         drafter, how = self.functions.adapt(own, None), (ids, arm.draft_length, settings)
         if lengths:
             rounds = with_phases(self.functions, target, VariedLength(drafter, lengths, stream), *how)
@@ -146,13 +146,14 @@ class Bench:
                     self.functions.accept(draft, logits, sampling, uniforms)
 
     def forget(self) -> None:
-        self._own.clear()
+        self.taught.clear()
 
-    def _drafter(self, arm: Arm, prompt: Prompt) -> Drafter:
-        if arm not in self._own:
-            self._own[arm] = copy.deepcopy(self.drafters[arm.draft])
-            self._own[arm].forget()
-        drafter = copy.deepcopy(self._own[arm])  # keeps what this arm has learned from the prompts before
+    def drafter(self, arm: Arm, prompt: Prompt) -> Drafter:
+        """Return a drafter for a prompt, which shares what this arm has learned from the prompts before."""
+        if arm not in self.taught:
+            self.taught[arm] = copy.deepcopy(self.drafters[arm.draft])
+            self.taught[arm].forget()
+        drafter = copy.deepcopy(self.taught[arm])
         if drafter.needs_text:
             drafter.take_text(self.whole_text(prompt, arm.draft_length))
         return drafter

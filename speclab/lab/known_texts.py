@@ -6,9 +6,9 @@ target is a stand-in that says the text. When sampling this is not possible, sin
 that replaces it belong together. No end token is looked for: timed runs have none.
 """
 
-import copy
 import functools
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -137,18 +137,12 @@ def rounds_of_texts(measured: Measurement) -> Callable[[Arm, int, Text], list[Ro
 
     A draft knows what its rounds cost, and learns the rest again: nothing of the timed rounds is used.
     """
-    bench = measured.bench
-
-    @functools.cache
-    def untaught(arm: Arm) -> Drafter:
-        drafter = copy.deepcopy(bench.drafters[arm.draft])
-        drafter.forget()
-        return drafter
+    bench = replace(measured.bench, taught={})
 
     @functools.cache
     def rounds(arm: Arm, prompt_index: int, text: Text) -> list[RoundCounts]:
-        drafter = copy.deepcopy(untaught(arm))  # shares what is learned
-        prompt = measured.prompts[prompt_index].ids.to(bench.setup.device)
-        return replay_rounds(bench.functions, bench.setup.target, drafter, prompt, text, arm.draft_length)
+        prompt, target = measured.prompts[prompt_index], bench.setup.target
+        ids, drafter = prompt.ids.to(target.device), bench.drafter(arm, prompt)
+        return replay_rounds(bench.functions, target, drafter, ids, text, arm.draft_length)
 
     return rounds

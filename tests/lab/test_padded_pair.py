@@ -6,17 +6,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import compare
 from speclab.cli import compare as command
 from speclab.lab import comparison
 from speclab.lab.bench import Bench
+from speclab.models.loading import LAB_TARGET
 from speclab.models.padded import sizes
-from speclab.records.files import ComparisonRun, read
 from speclab.system.errors import EnvironmentProblem
 
 GB = 10**9
-SMALL = ["--prompt", "def f(x):", "--max-new-tokens", "4", "-k", "2", "--temperature", "0", "--threads", "1"]
-SMALL += ["--draft", "ngram"]
+SMALL = ("--target", LAB_TARGET, "--prompt", "def f(x):", "--max-new-tokens", "4", "-k", "2", "--temperature", "0")
+SMALL += ("--draft", "ngram")
 
 
 @pytest.fixture
@@ -69,46 +68,43 @@ def test_the_drafts_of_the_comparison(kinds, size, expected):
 
 
 @pytest.fixture
-def run(tmp_path, capsys, monkeypatch):
-    """compare.py on a machine on which lab:20m is the largest size.  -> exit code, both outputs, the record."""
+def lab_run(run, monkeypatch):
+    """compare.py with the lab's pair on a machine on which lab:20m is the largest size."""
     monkeypatch.setattr(comparison, "SIZES", ("lab:20m",))
     monkeypatch.setattr(comparison, "bandwidth", lambda *_, **__: {"copy": 1e15})
-
-    def call(*words: str) -> tuple[int, str, str, ComparisonRun]:
-        code = compare.main([*SMALL, *(words or ("--engine", "eager")), "--out-dir", str(tmp_path)])
-        return (code, *capsys.readouterr(), read(tmp_path / "results" / "local.json", ComparisonRun))
-
-    return call
+    return lambda *words: run(*SMALL, *words)
 
 
-def test_both_sizes_stand_in_one_record_and_one_table(run, monkeypatch, tmp_path):
+def test_both_sizes_stand_in_one_record_and_one_table(lab_run, monkeypatch):
     asked, honest = [], comparison.padded_size
     monkeypatch.setattr(comparison, "padded_size", lambda *given: asked.append(given[1]) or honest(*given))
-    code, out, err, record = run()
-    assert (code, asked) == (0, [1e15]), "the size is chosen by what the machine reads"
-    assert "lab:20m: llama" in err
+    ran = lab_run()
+    record = ran.record
+    assert (ran.code, asked) == (0, [1e15]), "the size is chosen by what the machine reads"
+    assert "lab:20m: llama" in ran.err
     assert record.settings["target"] == "models/lab-pair/target"
     assert record.padded.settings["target"] == "lab:20m"
     assert record.padded.weight_bytes > record.weight_bytes > 0
     assert record.bandwidth > 0
     assert record.padded.settings["draft_lengths"] == comparison.LENGTHS
-    assert re.search(r"^(lab pair +)?ngram +2 ", out, re.MULTILINE)
-    assert re.search(r"^(lab:20m +)?ngram +4 ", out, re.MULTILINE)
-    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == ["local-speedup.png", "local-why.png"]
-    assert len(out.splitlines()) <= 48
+    assert re.search(r"^(lab pair +)?ngram +2 ", ran.out, re.MULTILINE)
+    assert re.search(r"^(lab:20m +)?ngram +4 ", ran.out, re.MULTILINE)
+    assert sorted(path.name for path in (ran.folder / "plots").iterdir()) == ["local-speedup.png", "local-why.png"]
+    assert len(ran.out.splitlines()) <= 48
 
 
-def test_the_pair_on_another_engine_is_measured_eagerly_as_well(run, tmp_path):
-    code, out, _, record = run("--engine", "c")
-    assert (code, record.eager.settings["engine"], record.settings["engine"]) == (0, "eager", "c")
+def test_the_pair_on_another_engine_is_measured_eagerly_as_well(lab_run):
+    ran = lab_run("--engine", "c")
+    record = ran.record
+    assert (ran.code, record.eager.settings["engine"], record.settings["engine"]) == (0, "eager", "c")
     assert [row.draft for row in record.eager.rows if row.draft_length == 4 and row.prompt_kind == "all"] == ["ngram"]
     assert record.padded.settings["engine"] == "c"
-    headings = [line for line in out.splitlines() if line in ("lab pair, eager", "lab pair", "lab:20m")]
+    headings = [line for line in ran.out.splitlines() if line in ("lab pair, eager", "lab pair", "lab:20m")]
     assert headings == ["lab pair, eager", "lab pair", "lab:20m"]
-    assert (tmp_path / "plots" / "local-limits.png").exists()
+    assert (ran.folder / "plots" / "local-limits.png").exists()
 
 
-def test_a_stop_after_the_first_prompt_of_a_short_run_ends_the_command(run, monkeypatch):
+def test_a_stop_after_the_first_prompt_of_a_short_run_ends_the_command(lab_run, monkeypatch):
     """The rows that are there are kept, and nothing else is begun."""
     honest, n_made = comparison.compare, []
 
@@ -119,13 +115,14 @@ def test_a_stop_after_the_first_prompt_of_a_short_run_ends_the_command(run, monk
         return made, measured
 
     monkeypatch.setattr(comparison, "compare", compare_once)
-    code, _, _, record = run("--engine", "c")
-    assert (code, n_made, record.interrupted, record.padded) == (0, ["c", "eager"], True, None)
+    ran = lab_run("--engine", "c")
+    record = ran.record
+    assert (ran.code, n_made, record.interrupted, record.padded) == (0, ["c", "eager"], True, None)
     assert [row for row in record.eager.rows if row.draft]
 
 
 @pytest.mark.parametrize(("stop", "said"), [(KeyboardInterrupt(), "the padded pair is not"), (None, "it needs 99 GB")])
-def test_a_stop_in_the_second_size_keeps_the_first(run, monkeypatch, stop, said):
+def test_a_stop_in_the_second_size_keeps_the_first(lab_run, monkeypatch, stop, said):
     """Ctrl-C in its turns, or models that cannot be loaded."""
     honest = comparison.short_config
 
@@ -138,8 +135,9 @@ def test_a_stop_in_the_second_size_keeps_the_first(run, monkeypatch, stop, said)
         return config
 
     monkeypatch.setattr(comparison, "short_config", short_config)
-    code, out, err, record = run()
-    assert (code, record.interrupted, record.padded) == (0, stop is not None, None)
+    ran = lab_run()
+    record = ran.record
+    assert (ran.code, record.interrupted, record.padded) == (0, stop is not None, None)
     assert [row for row in record.rows if row.draft]
-    assert said in err
-    assert ("Stopped before the end" in out) == (stop is not None)
+    assert said in ran.err
+    assert ("Stopped before the end" in ran.out) == (stop is not None)

@@ -294,12 +294,7 @@ def make_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("plan")
     kinds = "as of compare.py, but no drafts with branches and no hybrids (default: %(default)s)"
     flags.add_draft_flag(group, "model,ngram", kinds)
-    flags.add_run_flags(
-        group,
-        "lengths to try (default: 0 to 16; --quick 0 to 8)",
-        "0 is greedy (default: 0)",
-        "times that the baseline decodes each prompt",
-    )
+    flags.add_run_flags(group, "lengths to try (default: 0 to 16; --quick 0 to 8)", "0 is greedy (default: 0)")
     size = group.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 0 to 8")
     size.add_argument("--full", action="store_true", help="all prompts, 128 tokens")

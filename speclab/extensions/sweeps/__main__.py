@@ -467,8 +467,7 @@ def make_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("experiment")
     kinds = "as of compare.py, but no drafts with branches (default: model,ngram; acceptance has dials)"
     flags.add_draft_flag(group, None, kinds)
-    repeats = "times that each arm decodes each prompt (default: 1)"
-    flags.add_run_flags(group, "tokens per draft (default: 4; acceptance 2)", "0 is greedy (default: 0)", repeats)
+    flags.add_run_flags(group, "tokens per draft (default: 4; acceptance 2)", "0 is greedy (default: 0)")
     flags.add_output_flags(parser.add_argument_group("results"))
     parser.set_defaults(max_new_tokens=None)
     return parser

@@ -73,7 +73,7 @@ def _limits(runs: list[ComparisonRun], folder: Path, name: str) -> Path:
     for run, color, marker in zip(runs, figures.COLOURS, figures.MARKERS, strict=False):
         rows = [row for row in run.rows if (row.prompt_kind, row.temperature) == ("all", 0.0)]
         baseline = next(row for row in rows if row.method == "baseline")
-        step = baseline.seconds / max(1, baseline.n_tokens)
+        step = baseline.seconds / max(1, baseline.n_emitted)
         whole = [row for row in rows if row.draft and row.verify_cost and not row.auto]
         whole = [row for row in whole if row.n_drafted > 0.9 * row.draft_length * row.n_rounds]
         passes = {row.draft_length + 1: row.verify_cost or 0.0 for row in whole} | {1: 1.0}  # tokens -> steps
