@@ -143,12 +143,18 @@ def stem_of(learner: ModuleType) -> str:
 
 
 def named(learner: ModuleType, explains: Callable[[ModuleType], bool]) -> str:
-    """The well-known mistake that `explains` what a learner's code does, if it is one."""
-    for name in mistakes(stem_of(learner)):
+    """The well-known mistake that `explains` what a learner's code does, if it is one: of several the one that an
+    earlier check has named."""
+    before = NAMED.setdefault(learner, [])
+    for name in dict.fromkeys([*before, *mistakes(stem_of(learner))]):
         with contextlib.suppress(Exception, pytest.fail.Exception):  # one that does not fit has no answer everywhere
             if explains(known(stem_of(learner), name)):
+                before.append(name)
                 return f". It looks as if yours has this mistake: {name}"
     return ""
+
+
+NAMED: dict[ModuleType, list[str]] = {}
 
 
 @functools.cache
