@@ -350,13 +350,14 @@ static void run_pass(const Pass *P, float *shared, int me, int n, Team *team) {
   const int m = P->m, D = M->head_size, H = M->hidden;
   const Rows stream = take(&shared, m, H), y = take(&shared, m, H), attended = take(&shared, m, M->heads * D);
   const Rows raw = take(&shared, m, (M->heads + 2 * M->kv_heads) * D), queries = take(&shared, m, M->heads * D);
-  const Rows gates = take(&shared, m, M->mlp), inner = take(&shared, m, M->mlp);
-  const Rows turns = take(&shared, m, M->rotaries * M->turned);
+  const Rows inner = take(&shared, m, M->mlp), turns = take(&shared, m, M->rotaries * M->turned);
   int rows = 0;
   for (int i = 0; i < m; i++) rows = P->token[i].whole > rows ? P->token[i].whole : rows;
   rows += P->masked + 2 * PAGE; /* scores of whole pages */
-  float *own = malloc(sizeof(float) * (m * (up_to(2 * H) + up_to(H)) + rows)), *scores = own; /* of this thread alone */
+  const long numbers = m * (up_to(2 * H) + up_to(H) + CHUNK * L) + rows;
+  float *own = malloc(sizeof(float) * numbers), *scores = own; /* of this thread alone */
   const Rows x = take(&scores, m, M->beside ? 2 * H : H), normed = take(&scores, m, H);
+  const Rows factors = take(&scores, m, CHUNK / 2 * L), gates = take(&scores, m, CHUNK / 2 * L);
   for (long i = FROM(m); i < TO(m); i++) embed(P, i, row(stream, i), row(turns, i));
   meet(team, n);
   for (int l = P->first; l < P->end; l++) {
@@ -381,15 +382,18 @@ static void run_pass(const Pass *P, float *shared, int me, int n, Team *team) {
     into_stream(M, &layer->out, layer->after_attention, attended, m, stream, y, me, n, team);
     if (!M->parallel)
       for (int i = 0; i < m; i++) normalise(M, layer->before_mlp, row(stream, i), H, row(normed, i));
-    const long of_mlp = inner.stride / L, from = FROM(of_mlp), to = TO(of_mlp);
     const int gated = layer->gate.data != NULL;
-    multiply(&layer->up, normed, m, from, to, from_block(inner, from), 0);
-    if (gated) multiply(&layer->gate, normed, m, from, to, from_block(gates, from), 0);
-    for (int i = 0; i < m; i++)
-      for (long j = from * L; j < to * L; j += L) {
-        const vec up = load(row(inner, i) + j);
-        store(row(inner, i) + j, gated ? up * activated(M, load(row(gates, i) + j)) : activated(M, up));
-      }
+    const long of_mlp = inner.stride / L, end = TO(of_mlp);
+    for (long k = FROM(of_mlp), next; k < end; k = next) { /* some blocks at once, whose factors stay in the cache */
+      next = k + CHUNK / 2 < end ? k + CHUNK / 2 : end;
+      multiply(&layer->up, normed, m, k, next, factors, 0);
+      if (gated) multiply(&layer->gate, normed, m, k, next, gates, 0);
+      for (int i = 0; i < m; i++)
+        for (long j = 0; j < (next - k) * L; j += L) {
+          const vec up = load(row(factors, i) + j);
+          store(row(inner, i) + k * L + j, gated ? up * activated(M, load(row(gates, i) + j)) : activated(M, up));
+        }
+    }
     meet(team, n);
     into_stream(M, &layer->down, layer->after_mlp, inner, m, stream, y, me, n, team);
     if (P->outputs[l])
@@ -418,7 +422,7 @@ static int all_known(const Pass *P) { /* each id and each position has an embedd
 int forward(Pass *P, int threads, int k, int n, int64_t *tokens, float *highest) {
   const Model *M = P->model;
   const long heads = (3 * M->heads + 2 * M->kv_heads) * M->head_size; /* of queries to values, and what they read */
-  const long numbers = 2 * M->hidden + heads + 2 * M->mlp + M->rotaries * M->turned + 8 * L; /* in eight whole rows */
+  const long numbers = 2 * M->hidden + heads + M->mlp + M->rotaries * M->turned + 7 * L; /* in seven whole rows */
   float *shared = malloc(sizeof(float) * P->m * numbers);
   int done = 0;
   for (; done < k && all_known(P); done++) {

@@ -71,7 +71,7 @@ def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
 
 def on_c(model: PreTrainedModel) -> CModel:
     parts, free = parts_of(model), free_memory(model.device)
-    if free is not None and sum(p.nbytes for p in model.parameters()) / 2 > USABLE * free:  # packed in bfloat16
+    if free is not None and sum(p.nbytes for p in model.parameters()) / 2 > USABLE * free:  # in bfloat16
         raise NoFastBackend("memory has no room for a copy of the weights")
     return CModel(parts)
 

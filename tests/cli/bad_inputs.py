@@ -163,7 +163,7 @@ ROWS = [
     Row(f"{B} --prompt x --target empty-folder", 3, ("empty-folder", "config.json", "save_pretrained")),
     Row(f"{B} --prompt x --target lab:5m", 2, ("lab:5m", "too small", "lab:200m")),
     # --- config.json ---
-    Row(f"{B} --prompt x --max-new-tokens 2 --target few-positions", 3, ("context of 8 positions", "larger model")),
+    Row(f"{B} --prompt x --max-new-tokens 2 --target few-positions", 3, ("too few tokens or positions",)),
     Row(
         f"{B} --prompt x --max-new-tokens 40 --target longrope",
         2,

@@ -98,15 +98,9 @@ def test_model_drafter_with_k_0(target):
         drafter = ModelDrafter(draft)
         drafter.prefill(target, PROMPT, sampling)
         drafter.observe(0, [11])
-        proposal = drafter.propose(0, NO_CHANCES)
-        assert proposal.tokens.shape == (1, 0)
-        assert proposal.tokens.dtype == torch.long
-        assert proposal.size.tolist() == [0]
-        assert draft.n_passes == 1, "the prompt's pass alone"
-        assert draft.length == PROMPT.shape[1]
-    rounds = rounds_of(target, ModelDrafter(draft), 0, 6)
-    assert [len(r.tokens) for r in rounds] == [1] * 6
-    assert draft.n_passes == 1
+        made = drafter.propose(0, NO_CHANCES)
+        assert (made.tokens.shape, made.tokens.dtype, made.size.tolist()) == ((1, 0), torch.long, [0])
+        assert (draft.n_passes, draft.length) == (1, PROMPT.shape[1]), "the prompt's pass alone"
 
 
 # --- The dial --------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from speclab.records.rows import BASELINE, Arm
 from speclab.theory import ladder
 from speclab.theory.forecast import forecast
 from tests.decoding import plain_text, speculative_rounds
-from tests.lab.test_harness import Machine, finish, make_bench, make_prompt
+from tests.lab.test_harness import Machine, make_bench, make_prompt
 from tests.tiny_models import PlainTransformer, perturbed
 
 BUDGET = 40
@@ -264,16 +264,3 @@ def test_on_a_machine_that_keeps_its_prices_predictions_are_measurements(priced)
     models = [row for row in speculative if row.method == "model" and row.draft_length > 1]
     assert all(row.ladder for row in models)
     assert any(abs(row.forecast / row.speedup - 1) > 1e-3 for row in models if row.temperature)
-
-
-def test_a_draft_that_found_nothing_leaves_the_other_rows_their_prices(bench):
-    """A lookup over a text that never repeats drafts nothing, so its cost is unknown. That must not cost the run."""
-    text = Prompt("code", "no pair of tokens twice", torch.tensor([[0, 1, 2]]))
-    small = Bench(bench.setup, bench.drafters, 5, seed=0)
-    assert not any(made.n_drafted for made in finish(small.decoding(Arm("ngram", "ngram", 2), Sampling(), text)).rounds)
-    arms = [BASELINE, Arm("ngram", "ngram", 2), Arm("model", "model", 2)]
-    tools = {"ngram": [0, 1, 2, 2, 2], "model": [0, 1, 2, 2, 2]}
-    found = measure(small, arms, [0.0], [text], 1, tools)
-    rows = build_rows(found, calibrated(found))
-    priced = {row.method: row.accounting for row in rows if row.draft and row.prompt_kind == "all"}
-    assert priced["model"] is not None

@@ -75,6 +75,19 @@ def test_tables_with_a_row_for_each_id_have_no_muon(family):
     assert not muon & adam
 
 
+@pytest.mark.parametrize("shape", [(8, 8), (12, 6), (6, 12)])
+def test_matrices_take_the_steps_of_pytorchs_muon(shape):
+    """Up to the rounding of its products, which are in bfloat16."""
+    start, grads = torch.randn(shape), torch.randn(3, *shape)
+    ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    usual = torch.optim.Muon([theirs], lr=0.01, weight_decay=0.05, adjust_lr_fn="match_rms_adamw")
+    for stepper, weight in ((steps.Muon([ours], 0.01), ours), (usual, theirs)):
+        for grad in grads:
+            weight.grad = grad.clone()
+            stepper.step()
+    assert (ours - theirs).norm() < 0.02 * (ours - start).norm()
+
+
 def test_a_target_that_no_head_is_trained_for_is_refused():
     """Before it has written for ten minutes."""
     reason = "rows of 256 tokens are learned from, and the target's context is 128"

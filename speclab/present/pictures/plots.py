@@ -66,7 +66,7 @@ def speedup_panels(rows: list[Row]) -> list[Panel]:
     return panels
 
 
-def _limits(runs: list[ComparisonRun], folder: Path, name: str) -> Path:
+def _limits(runs: list[ComparisonRun], folder: Path, name: str) -> Path | None:
     """Draw how many tokens a second passes of each run read at its first temperature, by the tokens of a pass; a dotted
     line is what reading the weights would allow. The legend has the fastest draft, whose pass has a larger marker."""
     figure, [axis] = figures.blank(1, 6.4, 4.2)

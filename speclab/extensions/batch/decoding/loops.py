@@ -29,8 +29,7 @@ def autoregressive_decode_batch(
     tokens = torch.zeros(target.n_rows, dtype=torch.long, device=target.device)  # the last committed ones
     while True:
         for row in rows.admitted():
-            round_, token = _first(target, row)
-            tokens = torch.cat([tokens[: row.place], token, tokens[row.place + 1 :]])
+            round_, tokens = _first(target, row, tokens)
             yield row.number, round_
         if not (busy := rows.busy):
             return
@@ -60,8 +59,7 @@ def speculative_decode_batch(
     tokens = torch.zeros(target.n_rows, dtype=torch.long, device=target.device)  # the last committed ones
     while True:
         for row in rows.admitted():
-            round_, token = _first(target, row)
-            tokens = torch.cat([tokens[: row.place], token, tokens[row.place + 1 :]])
+            round_, tokens = _first(target, row, tokens)
             drafter.prefill(row.place, row.prompt, round_.tokens)
             yield row.number, round_
         if not (busy := rows.busy):
@@ -88,11 +86,11 @@ def speculative_decode_batch(
             yield row.number, rounds[row.place]
 
 
-def _first(target: BatchedModel, row: Row) -> tuple[Round, Tensor]:
-    """Read the prompt of a row.  -> the round of its first token, and that token (1,) on the device"""
+def _first(target: BatchedModel, row: Row, tokens: Tensor) -> tuple[Round, Tensor]:
+    """Read the prompt of a row.  -> the round of its first token, and `tokens`, (rows,), with it at the row's place"""
     logits = target.prefill(row.place, row.prompt)  # (1, 1, vocab)
     token = draw_next(logits[:, -1], row.settings.sampling, row.uniforms(1))  # (1,)
-    return row.commit(to_host(token)), token
+    return row.commit(to_host(token)), torch.cat([tokens[: row.place], token, tokens[row.place + 1 :]])
 
 
 def judging(draft: Draft, uniforms: Tensor) -> Tensor:

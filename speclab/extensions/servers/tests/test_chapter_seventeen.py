@@ -96,7 +96,6 @@ CHECKS = {
     "acceptance": checks.test_three_numbers_that_are_called_acceptance,
     "from_stream": checks.test_a_stream_is_timed,
     "reconcile": checks.test_counters_are_held_against_own_rounds,
-    "diagnose": checks.test_the_cause,
 }
 
 

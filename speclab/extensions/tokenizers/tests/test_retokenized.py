@@ -105,7 +105,7 @@ def test_the_context_of_the_draft_ends_the_proposals():
 
 def test_names():
     assert read(f"retokenize:{loading.LAB_DRAFT}").name == "retokenize:models/lab-pair/draft"
-    wrong = [f"{word}{rest}" for word in ("retokenize", "intersect") for rest in ("", ":", ":model")]
+    wrong = [f"{word}{rest}" for word in ("retokenize", "intersect") for rest in ("", ":")]
     wrong += ["hybrid:suffix+retokenize:a/b", "tree:2:retokenize:a/b", "dial:0.5:intersect:a/b"]
     for kind in wrong:
         with pytest.raises(UsageProblem) as problem:
