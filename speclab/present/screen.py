@@ -240,6 +240,12 @@ def _first_rows(run: ComparisonRun) -> list[Row]:
     return [row for row in rows if row.temperature == run.rows[0].temperature]
 
 
+def full_rows(run: ComparisonRun) -> list[Row]:
+    """Return those of drafts that nearly always have k tokens: v, a mean over rounds, is that of a pass over k + 1."""
+    rows = [row for row in _first_rows(run) if row.verify_cost]
+    return [row for row in rows if row.n_drafted > 0.9 * row.draft_length * row.n_rounds]
+
+
 def result_line(run: ComparisonRun) -> str | None:
     """Say in one sentence what the table shows; None for a run without drafts."""
     row = max(_first_rows(run), key=lambda row: row.speedup, default=None)
@@ -265,10 +271,7 @@ def limit_line(run: ComparisonRun) -> str | None:
     """Say how much of a decode step the reading of weights takes, what further tokens of a pass add, and what limits
     the step, where that follows; None where it was not measured."""
     baseline = next((row for row in run.rows if (row.method, row.prompt_kind) == ("baseline", "all")), None)
-    # v is a mean over rounds: of drafts that nearly always have k tokens it is that of a pass over k + 1.
-    whole = [
-        row for row in _first_rows(run) if row.verify_cost and row.n_drafted > 0.9 * row.draft_length * row.n_rounds
-    ]
+    whole = full_rows(run)
     if baseline is None or not whole or not run.bandwidth or run.weight_bytes is None:
         return None
     step = baseline.seconds / max(1, baseline.n_emitted)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from speclab.present.pictures import figures
 from speclab.present.pictures.figures import STYLES, Figure, NullLocator, Panel, Series, draw, note, plain
-from speclab.present.screen import target_name
+from speclab.present.screen import full_rows, target_name
 from speclab.present.tables import short, temperature_name
 from speclab.records.files import ComparisonRun
 from speclab.records.rows import AUTO, Row
@@ -67,15 +67,13 @@ def speedup_panels(rows: list[Row]) -> list[Panel]:
 
 
 def _limits(runs: list[ComparisonRun], folder: Path, name: str) -> Path | None:
-    """Draw how many tokens a second passes of each run read, by the tokens of a pass; a dotted line is what reading
-    the weights would allow. The legend has the speedup of the fastest greedy row, whose pass has a larger marker."""
+    """Draw how many tokens a second passes of each run read at its first temperature, by the tokens of a pass; a dotted
+    line is what reading the weights would allow. The legend has the fastest draft, whose pass has a larger marker."""
     figure, [axis] = figures.blank(1, 6.4, 4.2)
     for run, color, marker in zip(runs, figures.COLOURS, figures.MARKERS, strict=False):
-        rows = [row for row in run.rows if (row.prompt_kind, row.temperature) == ("all", 0.0)]
-        baseline = next(row for row in rows if row.method == "baseline")
+        baseline = next(row for row in run.rows if (row.method, row.prompt_kind) == ("baseline", "all"))
         step = baseline.seconds / max(1, baseline.n_emitted)
-        whole = [row for row in rows if row.draft and row.verify_cost and not row.auto]
-        whole = [row for row in whole if row.n_drafted > 0.9 * row.draft_length * row.n_rounds]
+        whole = [row for row in full_rows(run) if not row.auto]
         passes = {row.draft_length + 1: row.verify_cost or 0.0 for row in whole} | {1: 1.0}  # tokens -> steps
         speeds, label = {m: m / (passes[m] * step) for m in sorted(passes)}, target_name(run)
         if best := max(whole, key=lambda row: row.speedup, default=None):

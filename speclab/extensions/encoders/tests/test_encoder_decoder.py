@@ -106,6 +106,8 @@ def test_speculative_text_is_the_librarys_greedy_text(family, kind):
 @pytest.mark.parametrize("family", [*OTHERS, *(pytest.param(name, marks=pytest.mark.full) for name in MORE)])
 def test_texts_of_other_families_are_the_librarys(family):
     model = tiny_of(family)
+    if family == "t5gemma":  # its softmax is in float32, whatever the model is in
+        model = model.float()
     checks.check_model(model)
     _, text = library_generate(model, PROMPT, N_NEW)
     assert len(set(text)) > 5, text
