@@ -8,16 +8,14 @@ says what is proposed. But the last word of what the draft says is tokenized in 
 proposal of fewer tokens is not the beginning of a longer one.
 
 The same text is not always tokenized in the same way, so the draft's cache is kept as far as its tokens are the same
-ones, and read anew from there. A layer with a sliding window has dropped what lay before it at the last crop, where it
-runs eagerly: a text that changes further back is read anew from its beginning.
+ones, and read anew from there.
 """
 
-import sys
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from draft_models import as_draft, draft_room
 from speclab.core.drafter import Lookup
@@ -28,12 +26,6 @@ from speclab.models import loading
 from speclab.models.cached import CachedModel
 
 BEFORE = 8  # tokens in front of what is tokenized or decoded, so that it is read as it stands in the text
-
-
-def shortest_window(draft: CachedModel) -> int:
-    """Return the fewest tokens that a layer of the library's reads, sys.maxsize where none has a sliding window."""
-    layers = [] if draft.fast else DynamicCache(config=draft.model.config).layers
-    return min(getattr(layer, "sliding_window", None) or sys.maxsize for layer in [None, *layers])
 
 
 class RetokenizedDrafter(Lookup):
@@ -52,8 +44,6 @@ class RetokenizedDrafter(Lookup):
         self._context: list[int] = []  # the text as the draft read it last, and
         self._said: list[int] = []  # what it said after that
         self._ended = False  # whether it ended the text there
-        self._earliest = 0  # tokens that the cache can be cropped to, and no fewer
-        self._window = shortest_window(draft)
         self._device = draft.device
         self._start = start_of_text(own)
 
@@ -107,13 +97,11 @@ class RetokenizedDrafter(Lookup):
         n_fed = len(self._fed)
         differs = (i for i, (old, new) in enumerate(zip(self._fed, ids, strict=False)) if old != new)
         same = min(next(differs, n_fed), len(ids) - 1)
-        if same == 0 or same < self._earliest:
+        if same == 0:
             logits = self.draft.prefill(self._as_ids(ids))
-            self._earliest = len(ids) if len(ids) >= self._window else 0
         else:
             if same < n_fed:
                 self.draft.crop(same)
-                self._earliest = same if same >= self._window else 0
             logits = self.draft.forward(self._as_ids(ids[same:]))
         self._fed = list(ids)
         return logits[0, -1]

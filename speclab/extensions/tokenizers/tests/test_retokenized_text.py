@@ -78,8 +78,7 @@ def test_a_text_whose_end_would_be_cut_otherwise_gets_no_space_before_it():
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_window"])
 def test_a_text_that_is_read_otherwise_later(family):
-    """Characters that are committed byte by byte, and words whose beginning is a token: the draft's last tokens change.
-    A window has dropped what it would have to go back to."""
+    """Characters come byte by byte, and words begin with a token of their own: the draft's last tokens change."""
     of_target, own = byte_level(), sentence_piece()
     model = tiny(family, vocab_size=len(own))
     kept, fresh = (RetokenizedDrafter(CachedModel(model), own, of_target, len(of_target)) for _ in range(2))
@@ -107,8 +106,8 @@ def test_a_text_that_is_read_otherwise_later(family):
         assert back > 3
 
 
-def test_only_where_it_must_a_text_is_read_anew():
-    """A cache that keeps everything goes back as far as the text changes."""
+def test_no_text_is_read_anew():
+    """A cache keeps everything, also behind a window, and goes back as far as the text changes."""
     passes = {}
     for family in ("llama", "mistral_window"):
         of_target, own = byte_level(), sentence_piece()
@@ -121,7 +120,7 @@ def test_only_where_it_must_a_text_is_read_anew():
             drafter.lookup(3)
             drafter.observe(0, [token])
         passes[family] = len(prefills)
-    assert passes["llama"] == 1 < passes["mistral_window"] < 10
+    assert passes == {"llama": 1, "mistral_window": 1}
 
 
 def test_prompts_are_counted_in_the_drafts_tokens():
