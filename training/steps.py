@@ -41,7 +41,7 @@ def optimizers(model: nn.Module, rate: float, adamw_share: float = 1.0) -> list[
     trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
     tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
     tables |= {id(weight) for name, weight in trained if any(word in name for word in BY_ROW)}
-    matrices = [weight for _, weight in trained if weight.ndim == 2 and id(weight) not in tables]
+    matrices: list[Tensor] = [weight for _, weight in trained if weight.ndim == 2 and id(weight) not in tables]
     others = [weight for _, weight in trained if not any(weight is matrix for matrix in matrices)]
     return [
         Muon(matrices, rate),

@@ -179,6 +179,8 @@ def test_the_test_is_strict_and_at_p_over_q():
     assert accept_one(1, p, q, u=0.5) == (0, 2)  # the residual is all on token 2
     assert accept_one(1, p, q, u=LARGEST_BELOW_1) == (0, 2)
     assert accept_one(2, p, q, u=LARGEST_BELOW_1) == (1, 0)  # p > q: always kept
+    sure = double([0.0, 1.0, 0.0])
+    assert accept_one(1, sure, sure, u=1.0) == (0, 1)  # rejected without a residual: the target's own token
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -124,7 +124,7 @@ def check_format(found: dict[str, Any], kind: str, formats: tuple[str, ...]) -> 
 def entry(found: dict[str, Any], name: str, kind: type, usual: Any = None) -> Any:
     """Return an entry of config.json, or what is usual where it is null or left out. Raises ValueError."""
     value: Any = usual if found.get(name) is None else found[name]
-    if type(value) is not kind or (kind is int and value < 0):
+    if type(value) is not kind or (isinstance(value, int) and value < 0):
         raise ValueError(f"{name} is {value!r:.60}, which is missing, negative or no {kind.__name__}")
     return value
 
