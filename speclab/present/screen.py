@@ -18,6 +18,7 @@ from speclab.theory.ladder import factors, prediction_rows
 LAB = "lab pair"
 LARGEST_FACTOR = 99  # that a line names; beyond it the size no longer matters
 UNTESTED = "NOT TESTED, the run's number format rounds too coarsely at this temperature; give --dtype float32"
+ROUGH = "ROUGH: the baseline, timed twice in the same turns, differs from itself by a factor of up to"
 STARTING = "most of it is the starting of operations one by one, which wide passes share."
 READING = "it waits for memory, and further tokens cost little."
 ARITHMETIC = "arithmetic limits it, and every further token is paid."
@@ -36,10 +37,10 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
     brief: only the tables, below the lines that say that texts are wrong, or speeds rough.
     """
     runs = [one for one in (run.eager, run, run.padded) if one]
-    rough = Lines(f"{target_name(shown)}: {line}" for shown in runs if (line := rough_line(shown)))
+    rough = Lines([rough_line(*runs)])
     checked, facts, speeds = Lines(), Lines(), list[Block]()
     for shown in runs:
-        floors = [floor for floor in shown.noise if floor.temperature == shown.noise[0].temperature]
+        floors = [floor for floor in shown.noise if shown is run and floor.temperature == shown.noise[0].temperature]
         checked += [line for line in (*same_text_lines(shown), *remarks(shown)) if line not in checked]
         facts += [ladder_line(shown), loops_line(shown)]
         facts += [f"{target_name(shown)}: {line}" for line in noise_lines(floors)]
@@ -181,19 +182,18 @@ def wrong_line(run: LabRun) -> str | None:
 # --- noise ------------------------------------------------------------------------------------------------------------
 
 
-def rough_line(run: Head) -> str | None:
-    """Say in one sentence that a run's speeds are rough, what is not, and what to do; None where they are not rough."""
+def rough_line(*runs: LabRun) -> str | None:
+    """Say in one sentence which runs' speeds are rough, what is not, and what to do; None where none are."""
+    found = [(factor, f" ({target_name(run)})" * (len(runs) > 1)) for run in runs if (factor := rough_factor(run))]
     kept = "so speeds and speedups may be off by as much; texts and counts do not depend on the clock"
-    return (said := rough_in_short(run)) and f"{said}, {kept}; stop other work and run again for better ones"
+    said = f"{ROUGH} {', '.join(factor + name for factor, name in found)}, {kept}"
+    return f"{said}; stop other work and run again for better ones" if found else None
 
 
-def rough_in_short(run: Head) -> str | None:
-    """Say that the speeds of a run are rough; this line stands above a picture. None where they are not."""
+def rough_factor(run: Head) -> str | None:
+    """Return by how much the baseline of a run differs from itself; None where its speeds are not rough."""
     worst = attribution.too_wide(getattr(run, "noise", None) or [])
-    if worst is None:
-        return None
-    factor = math.ceil(100 * min(attribution.reach(worst), LARGEST_FACTOR)) / 100
-    return f"ROUGH: the baseline, timed twice in the same turns, differs from itself by a factor of up to {factor:.2f}"
+    return f"{math.ceil(100 * min(attribution.reach(worst), LARGEST_FACTOR)) / 100:.2f}" if worst else None
 
 
 def noise_lines(floors: list[Noise]) -> list[str]:

@@ -47,6 +47,12 @@ RECORDS = sorted((ROOT / "results").glob("cpu-2-cores*.json"))
 WITH_A_PAGE = [path for path in RECORDS if path.with_suffix(".md").exists() and path.stem not in OF_THE_PAST]
 
 
+@pytest.fixture(autouse=True)
+def rough_speeds_are_called_rough(monkeypatch):
+    """The fixture of all tests calls none rough."""
+    monkeypatch.setattr(attribution, "FURTHEST", FURTHEST)
+
+
 def read(path: Path) -> tuple[Head, Callable[[Any, str], str]]:
     """A committed record, and what makes its page."""
     last = path.stem.rpartition("-")[2]
@@ -233,9 +239,8 @@ def test_committed_records_are_valid_and_clean():
 
 
 @pytest.mark.parametrize("path", WITH_A_PAGE, ids=lambda p: p.stem)
-def test_committed_tables_are_views_of_their_records(path, monkeypatch):
+def test_committed_tables_are_views_of_their_records(path):
     """A page whose code changed after the run must be written again."""
-    monkeypatch.setattr(attribution, "FURTHEST", FURTHEST)  # the fixture of all tests calls no speeds rough
     run, page = read(path)
     assert path.with_suffix(".md").read_text("utf-8") == page(run, path.stem)
 

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from matplotlib.transforms import ScaledTranslation
 
-from speclab.present.screen import rough_in_short, small_print
+from speclab.present.screen import ROUGH, rough_factor, small_print
 from speclab.records.files import Head
 from speclab.system.files import write_whole
 from speclab.theory.attribution import Value, decoding
@@ -161,8 +161,10 @@ def note(axis, x: float, y: float, text: str, up: float = 7, right: float = 0, *
 
 def save(figure: Figure, run: Head, folder: Path, name: str) -> Path:
     """Write the figure as folder/name.png, signed, and close it. Where speeds are rough, a line above it says so."""
-    if said := rough_in_short(run):
-        figure.suptitle("\n".join(filter(None, [said, figure.get_suptitle()])), fontsize=9, color="#B00020")
+    if factor := rough_factor(run):
+        figure.suptitle(
+            "\n".join(filter(None, [f"{ROUGH} {factor}", figure.get_suptitle()])), fontsize=9, color="#B00020"
+        )
     figure.supxlabel(small_print(run), fontsize=7, color="#555555")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
