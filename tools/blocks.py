@@ -73,10 +73,10 @@ def headline() -> str:
 
 
 def first_run() -> str:
-    """The first screen of a run, with the rows of one length."""
+    """The first screen of a run, with the rows of one length and of two drafts."""
 
     def short(run: ComparisonRun | None) -> ComparisonRun | None:
-        return run and replace(run, rows=[row for row in run.rows if row.draft_length in (0, 4)])
+        return run and replace(run, rows=[r for r in run.rows if r.draft_length in (0, 4) and r.draft != "feature"])
 
     run = comparison(DEFAULT_RUN)
     shown = replace(short(run) or run, eager=short(run.eager), padded=short(run.padded))

@@ -46,10 +46,11 @@ LANES = {"chain": "feature", "hybrid": "hybrid", "tree": "tree:best:feature"}  #
 SAMPLED_DRAFT, DRAFT_LENGTH, TEMPERATURE = "model", 4, 0.8
 CONTEXT = 200  # tokens before a round: about the middle of a text of 96 tokens after a standard prompt
 LENGTHS = range(LONGEST + 1)
-RECORDS = {  # the comparisons whose costs the dials start from
-    "cpu-2-cores-default": "the lab's pair",
-    "cpu-2-cores-200m-trees": "a target of 200 million weights",
-    "gpu-lab-8b-v128256": "a target of 8 billion weights",
+RECORDS = {  # the comparisons whose costs the dials start from, and the part of each: what limits a step differs
+    ("cpu-2-cores-c", "eager"): "the lab's pair on PyTorch, operation by operation",
+    ("cpu-2-cores-c", None): "the lab's pair, whole passes in C",
+    ("cpu-2-cores-c-200m", None): "a target of 200 million weights",
+    ("gpu-lab-8b-v128256", None): "a target of 8 billion weights",
 }
 LIKE = {"block": "block, one pass", "ngram": "lookup", "suffix": "lookup"}  # where a preset has no costs of its own
 NO_BLOCK = "No record has the block head's cost: one pass of the feature head is assumed, whatever its length."
@@ -147,13 +148,26 @@ def greedy_costs(run: ComparisonRun) -> dict[str, Costs]:
 
 def presets() -> list[dict[str, Any]]:
     found = []
-    for stem, what in RECORDS.items():
+    for (stem, part), what in RECORDS.items():
         run = read(RESULTS / f"{stem}.json", ComparisonRun)
+        run = getattr(run, part) if part else run
         where = run.machine["gpu"] or f"{run.machine['cpu'].split('(')[0].split(' EPYC')[0]}, 2 cores"
         costs = {name: one for name, one in greedy_costs(run).items() if "," not in name and not name.endswith(AUTO)}
         about = f"Measured: results/{stem}.json. {NO_BLOCK if 'feature' in costs else NO_OTHER}"
-        found.append(preset(f"{where}, {what}", about, costs))
+        made = preset(f"{where}, {what}", about, costs)
+        found.append(made | {"machine": machine(made, run.weight_bytes or 0, run.bandwidth or 1.0)})
     return found
+
+
+def machine(preset: Mapping[str, Any], weight_bytes: int, bandwidth: float) -> dict[str, float]:
+    """Return the three parts of a decode step that the machine's dials turn, as shares of it, and the bandwidth.
+
+    `compute` is what a further token of the widest pass adds, `read` the time in which memory gives the weights, at
+    most what `compute` leaves, and `start` all else: mostly the starting of operations.
+    """
+    compute = max(0.0, (preset["pass"][-1] - preset["pass"][0]) / LONGEST)
+    read_all = min(1000 * weight_bytes / bandwidth / preset["step_ms"], 1 - compute)
+    return {"read": read_all, "compute": compute, "start": 1 - read_all - compute, "bandwidth": bandwidth}
 
 
 def preset(name: str, about: str, costs: Mapping[str, Costs]) -> dict[str, Any]:

@@ -11,7 +11,7 @@
   // A round of null is the last one. The address holds what differs from the defaults.
   const DEFAULTS = {
     target: 0, text: 0, draft: "feature", k: 6, round: null, costs: 0,
-    drafting: 1, pass: 1, rest: 1, place: 0, clock: 0, lane: 0, of: null, tour: 0, at: "",
+    bandwidth: 0, arithmetic: 0, drafting: 1, pass: 1, rest: 1, place: 0, clock: 0, lane: 0, of: null, tour: 0, at: "",
   };
   const ALWAYS = ["text", "k", "draft"];
   let state = {...DEFAULTS};
@@ -29,6 +29,7 @@
     next.round = next.round === null ? null : integer(next.round, 9999);
     next.costs = integer(next.costs, Math.max(0, data.presets.length - 1));
     for (const name of ["drafting", "pass", "rest"]) next[name] = factor(next[name]);
+    for (const name of ["bandwidth", "arithmetic"]) next[name] = clamp(Number(next[name]) || 0, -3, 3);
     next.place = integer(next.place, 9999);
     next.clock = integer(next.clock, Math.max(0, lanes.length - 1));
     next.lane = lanes.length ? integer(next.lane, lanes[next.clock].lanes.length - 1) : 0;
@@ -57,12 +58,15 @@
   // --- the replay ---
   const view = () => {
     const target = targets[state.target], text = target.texts[state.text], preset = data.presets[state.costs];
-    const dials = {draft: state.drafting, pass: state.pass, rest: state.rest};
+    const dials = {
+      draft: state.drafting, pass: state.pass, rest: state.rest, bandwidth: 2 ** state.bandwidth, arithmetic: 2 ** state.arithmetic,
+    };
+    const limit = replay.limit(preset.machine, state.k + 1, dials);
     const costs = replay.turned(preset, state.draft, dials), found = replay.rounds(text, state.draft, state.k);
     const round = state.round === null ? found.length : Math.min(state.round, found.length);
-    const unit = preset.step_ms / 1000;
+    const unit = costs.step_ms / 1000;
     const times = replay.clock(found, costs).map(({phases, end}) => ({phases: phases.map((part) => part * unit), end: end * unit}));
-    return {target, text, preset, costs, found, round, times, unit, picture: (id) => target.pictures[id]};
+    return {target, text, preset, limit, costs, found, round, times, unit, picture: (id) => target.pictures[id]};
   };
   const ownKind = (round) => (round.drafted.length ? (round.rejected ? "c" : "b") : "p");
   const draftKind = (round, i) => {
@@ -128,6 +132,20 @@
     }
     return parts.map(([low, high]) => (low === high ? low : `${low} to ${high}`)).join(", ");
   };
+  // What limits a pass: a dial of 0 leaves the machine as it was measured, and each 1 doubles.
+  const LIMITS = {
+    start: "neither reading nor arithmetic but the starting of operations, which all tokens of the pass share: further ones cost little",
+    read: "the reading of the weights, which all tokens of the pass share: further ones cost little",
+    compute: "arithmetic: every further token is paid",
+  };
+  const showMachine = ({costs, limit, preset}) => {
+    const gigabytes = (preset.machine.bandwidth * 2 ** state.bandwidth) / 1e9;
+    dial("bandwidth", state.bandwidth, 3, `×${draw.number(2 ** state.bandwidth)}, ${draw.number(gigabytes)} GB a second`);
+    dial("arithmetic", state.arithmetic, 3, `×${draw.number(2 ** state.arithmetic)}`);
+    find("limit").textContent =
+      `A step takes ${draw.number(costs.step_ms)} ms, a pass over ${plural(state.k + 1, "token")} ` +
+      `${draw.number(costs.pass[state.k])} of it. Its longest part is ${LIMITS[limit]}.`;
+  };
   const showCosts = ({text, costs, preset}) => {
     const speedups = replay.curve(text, state.draft, costs), best = replay.best(speedups), k = state.k;
     const alphas = speedups.map((_, i) => replay.acceptance(replay.counts(replay.rounds(text, state.draft, i))));
@@ -139,7 +157,7 @@
     dial("cost-pass", state.pass, 3, dialText(state.pass, `${plural(k + 1, "token")}: ${steps(costs.pass[k])}`));
     dial("cost-rest", state.rest, 3, dialText(state.rest, steps(costs.rest[k])));
     find("preset-about").textContent =
-      `${preset.about} A step is one pass of the target over one token, ${draw.number(preset.step_ms)} ms here. ` +
+      `${preset.about} A step is one pass of the target over one token, ${draw.number(costs.step_ms)} ms here. ` +
       "Where longer drafts were not measured, the curves go on in a straight line.";
     const found = replay.rounds(text, state.draft, k), all = replay.counts(found), total = all.tokens / speedups[k];
     const says =
@@ -270,6 +288,7 @@
       fill("preset", numbered(data.presets.map(({name}) => name)), state.costs);
       dial("k", state.k, replay.LENGTHS, String(state.k));
       showReplay(now);
+      showMachine(now);
       showCosts(now);
       showTour();
     }
@@ -314,7 +333,7 @@
   // --- begin ---
   const on = (id, event, act) => find(id).addEventListener(event, () => act(find(id)));
   const valueOf = {
-    target: "target", text: "text", draft: "draft", k: "k", preset: "costs", "cost-draft": "drafting", "cost-pass": "pass",
+    target: "target", text: "text", draft: "draft", k: "k", preset: "costs", bandwidth: "bandwidth", arithmetic: "arithmetic", "cost-draft": "drafting", "cost-pass": "pass",
     "cost-rest": "rest", round: "round", place: "place", lane: "lane", "lane-text": "clock", "lane-round": "of",
   };
   const FORGET = {target: {round: null, text: 0}, text: {round: null}, draft: {round: null}, k: {round: null}, lane: {of: null}, "lane-text": {of: null}};

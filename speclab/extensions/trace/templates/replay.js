@@ -50,13 +50,30 @@ const replay = (() => {
 
   // Costs after a turn of the three dials. A preset has, for 0 to 12 drafted tokens, in decode steps of the target:
   // draft, the whole draft; pass, the target's pass over one token more; rest, what else a round takes.
+  //
+  // The machine's two dials come before them. A pass over w tokens starts its operations, reads all weights and computes
+  // w times: start + read + w * compute, shares of a step of the preset. Twice the bandwidth halves the reading. A
+  // measured pass changes as this sum does, a draft as a step does, and the rest of a round stays what it is.
+  const parts = ({start, read, compute}, width, {bandwidth, arithmetic}) =>
+    ({start, read: read / bandwidth, compute: (width * compute) / arithmetic});
+  const longer = (machine, width, dials) =>
+    sum(Object.values(parts(machine, width, dials))) / sum(Object.values(parts(machine, width, {bandwidth: 1, arithmetic: 1})));
+  // -> the costs, now in steps of the turned machine, and its step in ms.
   const turned = (preset, draft, dials) => {
     const own = preset.draft[draft] || preset.draft[preset.like[draft]] || preset.draft.model;
+    const step = longer(preset.machine, 1, dials);
     return {
       draft: Array.from({length: LENGTHS + 1}, (_, n) => (own ? own[n] * dials.draft : 0)),
-      pass: preset.pass.map((steps) => preset.pass[0] + (steps - preset.pass[0]) * dials.pass),
-      rest: preset.rest.map((steps) => steps * dials.rest),
+      pass: preset.pass.map((steps, n) =>
+        ((preset.pass[0] + (steps - preset.pass[0]) * dials.pass) * longer(preset.machine, n + 1, dials)) / step),
+      rest: preset.rest.map((steps) => (steps * dials.rest) / step),
+      step_ms: preset.step_ms * step,
     };
+  };
+  // The name of the longest part of a pass.
+  const limit = (machine, width, dials) => {
+    const shares = parts(machine, width, dials);
+    return Object.keys(shares).reduce((most, name) => (shares[name] > shares[most] ? name : most));
   };
   // The phases of every round, in decode steps, and the time at which it ends; the first token is there at 0.
   const clock = (found, costs) => {
@@ -76,6 +93,6 @@ const replay = (() => {
   const best = (speedups) => speedups.indexOf(Math.max(...speedups));
   const book = (alpha, k) => 1 / (1 - alpha + alpha / k);
 
-  return {LENGTHS, unpackNumbers, unpackText, rounds, counts, acceptance, turned, clock, speedup, curve, best, book};
+  return {LENGTHS, unpackNumbers, unpackText, rounds, counts, acceptance, turned, limit, clock, speedup, curve, best, book};
 })();
 if (typeof module !== "undefined") module.exports = replay;

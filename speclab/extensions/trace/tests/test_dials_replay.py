@@ -217,24 +217,34 @@ def test_the_book_and_the_clock_are_pythons():
     body = """
       const {ids} = given, model = ids.slice(1).map((_, i) => ids.slice(i + 1, i + 13));
       const text = {ids, limit: ids.length, proposals: {model}};
-      const costs = replay.turned(given.preset, "model", {draft: 2, pass: 0.5, rest: 3});
+      const costs = replay.turned(given.preset, "model", {draft: 2, pass: 0.5, rest: 3, bandwidth: 4, arithmetic: 0.5});
       const found = replay.rounds(text, "model", 4), all = replay.counts(found);
       return {book: [1, 2, 4, 12].map((k) => replay.book(0.7, k)), costs, clock: replay.clock(found, costs), all,
         speedup: replay.speedup(found, costs), curve: replay.curve(text, "model", costs),
-        best: replay.best([1, 3, 2, 3]), alpha: replay.acceptance(all)};
+        best: replay.best([1, 3, 2, 3]), alpha: replay.acceptance(all),
+        limits: [[1, 1], [64, 1], [64, 64]].map(([bandwidth, arithmetic]) =>
+          replay.limit({start: 0.1, read: 0.8, compute: 0.1}, 5, {bandwidth, arithmetic}))};
     """
     ids = list(range(21))
     said = in_node(body, {"ids": ids, "preset": preset})
     assert said["book"] == pytest.approx([formulas.book_formula(0.7, k) for k in (1, 2, 4, 12)])
     costs = said["costs"]
     assert costs["draft"] == pytest.approx([2 * one for one in preset["draft"]["model"]])
-    narrow = preset["pass"][0]
-    assert costs["pass"] == pytest.approx([narrow + 0.5 * (one - narrow) for one in preset["pass"]])
-    assert costs["rest"] == pytest.approx([3 * one for one in preset["rest"]])
+    machine, narrow = preset["machine"], preset["pass"][0]
+
+    def longer(width):
+        shares = [machine["start"], machine["read"], width * machine["compute"]]
+        return (shares[0] + shares[1] / 4 + shares[2] / 0.5) / sum(shares)
+
+    passes = [(narrow + 0.5 * (one - narrow)) * longer(n + 1) / longer(1) for n, one in enumerate(preset["pass"])]
+    assert costs["pass"] == pytest.approx(passes)
+    assert costs["rest"] == pytest.approx([3 * one / longer(1) for one in preset["rest"]])
+    assert costs["step_ms"] == pytest.approx(preset["step_ms"] * longer(1))
+    assert said["limits"] == ["read", "compute", "start"]
     # Five of the twenty tokens after the first come in every round: four rounds, all of whose four drafts are right.
     assert said["all"] == {"rounds": 4, "drafted": 16, "accepted": 16, "rejected": 0, "tokens": 20}
     assert said["alpha"] == 1
-    one_round = 2 * preset["draft"]["model"][4] + narrow + 0.5 * (preset["pass"][4] - narrow) + 3 * preset["rest"][4]
+    one_round = 2 * preset["draft"]["model"][4] + passes[4] + costs["rest"][4]
     assert [one["end"] for one in said["clock"]] == pytest.approx([one_round * i for i in (1, 2, 3, 4)])
     assert said["speedup"] == pytest.approx(20 / (4 * one_round)) == said["curve"][4]
     assert said["best"] == 1
@@ -243,8 +253,8 @@ def test_the_book_and_the_clock_are_pythons():
 
 
 def test_presets_are_the_records_costs():
-    run = build.read(build.RESULTS / "cpu-2-cores-default.json", build.ComparisonRun)
-    costs, preset = build.greedy_costs(run)["model"], build.presets()[0]
+    run = build.read(build.RESULTS / "cpu-2-cores-c.json", build.ComparisonRun)
+    costs, preset = build.greedy_costs(run)["model"], build.presets()[1]
     at = build.CONTEXT
     assert preset["step_ms"] == pytest.approx(1000 * costs.step_seconds(at), rel=1e-3)
     for n in (1, 4, 6):
@@ -254,3 +264,8 @@ def test_presets_are_the_records_costs():
     for one in build.presets():
         curves = [*one["draft"].values(), one["pass"], one["rest"]]
         assert all(len(curve) == LONGEST + 1 and min(curve) >= 0 for curve in curves)
+        machine = one["machine"]
+        assert machine["read"] + machine["compute"] + machine["start"] == pytest.approx(1)
+        assert min(machine.values()) >= 0
+        # The three parts give the measured widest pass again, up to what lies between the baseline's step and a pass.
+        assert one["pass"][-1] - one["pass"][0] == pytest.approx(LONGEST * machine["compute"])
