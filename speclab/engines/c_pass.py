@@ -21,6 +21,7 @@ from speclab.models.family import NoFastBackend
 FLOAT32, BFLOAT16, INT8, INT4 = range(4)
 GROUP = 32  # columns that share a scale, in the formats of GGUF files
 ONE_PASS = (1, 0, None, None)
+AT_ONCE = 256  # tokens of a pass over a long prompt, since its memory grows with them
 SAMPLE = 16  # rows that are looked at before a whole matrix
 EXACT = 1e-6  # of the largest weight of a group: float32 arithmetic, not another number
 
@@ -246,6 +247,13 @@ class CBackend(TextBackend):
         """Make a pass after `length` tokens.  -> (1, n_logits, vocab) logits of the last tokens. The rest is as in
         `CModel.run`; where nothing else is given, tokens follow each other, and what was asked for is kept."""
         m = next(part.shape[1] for part in (ids, states) if part is not None)
+        if not given and m > AT_ONCE >= n_logits:
+            n, parts = m - AT_ONCE, (ids, states)
+            self.run(length, 0, *(part if part is None else part[:, :n] for part in parts))
+            before = self.hidden
+            logits = self.run(length + n, n_logits, *(part if part is None else part[:, n:] for part in parts))
+            self.hidden = {layer: torch.cat([before[layer], after], 1) for layer, after in self.hidden.items()}
+            return logits
         self.reserve(length + m + given.get("chain", ONE_PASS)[0] - 1)
         given = {"token": self.tokens[length:], "wanted": range(m - n_logits, m), "kept": self._hidden_layers} | given
         logits, self.hidden = self._model.run([self], ids=ids, states=states, **given)

@@ -274,7 +274,7 @@ static void spread(const Pass *P, int l, long i, int h, const float *raw, const 
   const int together = M->whole_norms ? (g < 0 ? M->heads : M->kv_heads) : 1;
   float normed[together * D], *head = normed + (h - first) * D;
   normalise(M, g < 0 ? layer->queries : layer->keys, raw + first * D, together * D, normed);
-  const float *c = turns + (layer->rotary - 1) * M->turned, *s = c + half;
+  const float *c = layer->rotary ? turns + (layer->rotary - 1) * M->turned : turns, *s = c + half;
   for (int d = 0; layer->rotary && d < half; d++) {
     const float a = head[d], b = head[d + half];
     head[d] = a * c[d] - b * s[d], head[d + half] = b * c[d] + a * s[d];

@@ -10,6 +10,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 
+import torch
 from transformers import PreTrainedModel
 
 from speclab.engines.c_pass import CModel
@@ -71,8 +72,10 @@ def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
 
 def on_c(model: PreTrainedModel) -> CModel:
     parts, free = parts_of(model), free_memory(model.device)
-    if free is not None and sum(p.nbytes for p in model.parameters()) / 2 > USABLE * free:  # in bfloat16
-        raise NoFastBackend("memory has no room for a copy of the weights")
+    # Weights that bfloat16 does not hold are copied as they are.
+    needed = sum(p.nbytes / (2 if torch.equal(p[:1].bfloat16(), p[:1]) else 1) for p in model.parameters())
+    if free is not None and needed > USABLE * free:
+        raise NoFastBackend(f"its copy of the weights takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
     return CModel(parts)
 
 

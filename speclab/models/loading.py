@@ -201,7 +201,7 @@ def choose_device(name: str) -> torch.device:
 def exists(name: str) -> bool:
     """Tell whether there is such a file or folder. A name that no file can have is none."""
     try:
-        return Path(name).exists()
+        return name != "" and Path(name).exists()
     except (OSError, ValueError):  # too long, or with a NUL
         return False
 

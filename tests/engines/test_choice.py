@@ -55,7 +55,7 @@ CHOICES = {  # the model, the wish, the engine, and words of the reason
 
 
 @pytest.mark.parametrize(("make", "wish", "engine", "words"), CHOICES.values(), ids=CHOICES)
-def test_what_c_cannot_run_stays_eager(make, wish, engine, words):
+def test_the_engine_and_the_reason_are_these(make, wish, engine, words):
     fast, why = engine_choice.choose(model := make(), wish)
     assert CachedModel(model, fast=fast).engine == engine
     assert words in why
@@ -105,11 +105,16 @@ def loses_its_last_key(backend: c_pass.CBackend, n_tokens: int, length: int) -> 
             keys.zero_()
 
 
-def test_a_copy_of_the_weights_needs_room(monkeypatch):
-    monkeypatch.setattr(engine_choice, "free_memory", lambda device: 1000)
-    fast, why = engine_choice.choose(float32(), "c")
-    assert fast is None
-    assert "memory has no room for a copy" in why
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_copy_of_the_weights_needs_room(dtype, monkeypatch):
+    """Half as much where bfloat16 holds them."""
+    model = float32().to(dtype).float()
+    needed = sum(p.numel() for p in model.parameters()) * dtype.itemsize / engine_choice.USABLE
+    for share, fits in ((0.95, False), (1.05, True)):
+        monkeypatch.setattr(engine_choice, "free_memory", lambda device, share=share: share * needed)
+        fast, why = engine_choice.choose(model, "c")
+        assert (fast is not None) == fits
+        assert ("its copy of the weights takes" in why) != fits
 
 
 def test_the_model_itself_is_left_as_it_was():

@@ -72,6 +72,7 @@ def test_code_of_a_model_folder_never_runs(copied, monkeypatch, capsys, role, ki
     assert (code, len(lines)) == ((0, 0) if EVIL[kind][2] else (3, 1))
     assert sys.stdin.read() == "y\n" * 20, "nobody read the standard input"
     assert not any(word in line for line in lines for word in ("trust_remote_code", "y/N"))
+    assert all("asks for code from the hub" in line for line in lines if kind.startswith("kernel"))
 
 
 def test_the_library_cannot_ask_on_standard_input(monkeypatch):
