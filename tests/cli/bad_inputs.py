@@ -211,6 +211,7 @@ ROWS = [
     # --- compare.py ---
     Row(f"{C} -k 2,-4", 2, ("-k 2,-4", "0 or more")),
     Row(f"{C} -k 257", 2, ("-k 257", "256 or less")),
+    Row(f"{S} --draft ''", 2, ("unknown draft kind ''",)),
     Row(f"{C} --draft ''", 2, ("example model,ngram",)),
     Row(f"{C} --draft ngram,ngram", 2, ("twice",)),
     Row(f"{C} --draft dial:0.5:draft --temperature 1 --prompt x", 2, ("add 0 to the temperatures",)),

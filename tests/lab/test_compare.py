@@ -9,6 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+import baseline_autoregressive
+import optimized_speculative
 from speclab.cli import compare as command
 from speclab.core.sampling import Sampling
 from speclab.lab import comparison, output_checks
@@ -189,3 +191,12 @@ def test_a_busy_machine_is_said_before_and_after_and_marked(run, busy, monkeypat
         assert busy in text
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     assert "probe" not in files.machine(torch.device("cuda")), "a GPU has cores of its own"
+
+
+@pytest.mark.parametrize("script", [baseline_autoregressive, optimized_speculative])
+@pytest.mark.usefixtures("busy")
+def test_a_script_on_busy_cores_says_so(script, pair_folder, capsys):
+    draft = ["--draft", str(pair_folder / "draft")] * (script is optimized_speculative)
+    words = ["--target", str(pair_folder / "target"), *draft, "--prompt", "def f(x):", "--max-new-tokens", "4"]
+    assert script.main([*words, "--engine", "eager"]) == 0
+    assert [line for line in capsys.readouterr().err.splitlines() if line.startswith("busy")]

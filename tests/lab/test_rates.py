@@ -1,12 +1,73 @@
-"""The rate that a script prints, by exact counts: a clock moves where it is told to.
+"""Rates by exact counts: clocks move where they are told to, and a rate is worked out as a fraction.
 
-Times are quarters of seconds, so float64 holds them exactly and nothing here is approximate but for the last division.
+Times are quarters and eighths of seconds, so float64 holds them exactly and nothing here is approximate but for the
+last division.
 """
 
+from fractions import Fraction
 from types import SimpleNamespace
 
 from speclab.cli import decoding as decoding_cli
 from speclab.core.rounds import DecodeSettings, Round
+from speclab.core.sampling import Sampling
+from speclab.lab.harness import measure
+from speclab.lab.rows import row_of
+from speclab.present import tables
+from speclab.records.rows import BASELINE, Arm, Decoded
+from speclab.theory.formulas import ratio_interval
+from tests.lab.test_harness import Machine, make_bench, make_prompt
+from tests.tiny_models import PlainTransformer, perturbed
+
+MODEL, NGRAM = Arm("model", "model", 2), Arm("ngram", "ngram", 3)
+SETTINGS = Sampling(0.7, top_k=5, top_p=0.9)
+
+
+def seconds_of(sample: Decoded, repeat: int) -> Fraction:
+    """By the machine below: a pass over w tokens takes 1 + w / 8 seconds, a drafted token 1/4; a lookup takes none."""
+    n_tokens = len(sample.texts[repeat])
+    if not sample.arm.speculative:
+        return (n_tokens - 1) * Fraction(9, 8)
+    made = sample.rounds[repeat]
+    draft = Fraction(0 if sample.arm == NGRAM else 1, 4)
+    assert sum(1 + one.n_accepted for one in made) == n_tokens - 1, "the prompt's own pass gives one token more"
+    return sum((1 + Fraction(1 + one.n_drafted, 8) + draft * one.n_drafted for one in made), Fraction(0))
+
+
+def test_every_rate_of_a_row_is_a_ratio_of_exact_sums(monkeypatch):
+    """Three prompts, two repeats, sampled with both filters: what rows, timings and tables say of seconds."""
+    target = PlainTransformer(12, seed=3)
+    pair = target, perturbed(target, 0.3)
+    Machine(monkeypatch, target, by_width=lambda width: 1 + width / 8)
+    bench = make_bench(pair, budget=20)
+    bench.setup.sampling = SETTINGS
+    found = measure(bench, [BASELINE, MODEL, NGRAM], [0.7], [make_prompt(i) for i in range(3)], 2, {})
+    baseline = found.of(BASELINE, 0.7)
+    for arm in (BASELINE, MODEL, NGRAM):
+        samples = found.of(arm, 0.7)
+        of_prompts = [[seconds_of(sample, repeat) for repeat in range(2)] for sample in samples]
+        assert [sample.decode_seconds for sample in samples] == of_prompts
+        prefill = 2 * 3 * 100 * (2 if arm == MODEL else 1)
+        seconds, before = sum(map(sum, of_prompts)), 2 * 3 * 19 * Fraction(9, 8)
+        row = row_of(samples, baseline)
+        assert (row.n_emitted, row.seconds) == (2 * 3 * 19, seconds)
+        assert row.tokens_per_second == float(2 * 3 * 19 / seconds)
+        assert row.speedup == float(before / seconds)
+        assert row.speedup_with_prefill == float((before + 600) / (seconds + prefill))
+        sides = ([2 * 19 * 9 / 8] * 3, [float(sum(one)) for one in of_prompts])
+        assert (row.speedup_low, row.speedup_high) == ratio_interval(*sides)
+        assert tables.CELLS["tok/s"](row) == f"{float(2 * 3 * 19 / seconds):.1f}"
+        rounds = [made for sample in samples for of_repeat in sample.rounds for made in of_repeat]
+        if arm.speculative:
+            assert row.n_rounds == len(rounds)
+            assert row.tokens_per_round == 2 * 3 * 19 / len(rounds)
+            assert row.n_drafted > row.n_accepted > 0 < row.n_rejected
+        for sample, of_prompt in zip(samples, of_prompts, strict=True):
+            assert sample.decode_seconds == of_prompt
+            assert sample.prefill_seconds == [prefill / 6] * 2
+    assert len({tuple(text) for sample in baseline for text in sample.texts}) == 6
+
+
+# --- the scripts ---
 
 
 class Clock:

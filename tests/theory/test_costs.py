@@ -370,3 +370,13 @@ def test_catch_ups_are_what_the_drafter_feeds(counts):
 
 def test_doctests():
     assert doctest.testmod(costs).failed == 0 < doctest.testmod(costs).attempted
+
+
+def test_every_length_has_its_own_limit_for_stalls():
+    """Drafting 16, and accepting 16 from a large vocabulary, may take more than three times as long as 1 usually do."""
+    truth = replace(MODEL, accept_each=0.0004)
+    rounds = decode(truth, "model", 0.0, [1] * 20 + [16], 400, steady)
+    assert any(r.n_drafted == 16 for r in rounds)
+    found = fit(rounds, walk(MODEL, 0.0, 20, steady))["model", 0.0]
+    assert found.draft_seconds(16, 200) == pytest.approx(truth.draft_seconds(16, 200), rel=1e-7)
+    assert found.overhead_seconds(16) == pytest.approx(truth.overhead_seconds(16), rel=1e-7)

@@ -54,20 +54,29 @@ class Case(NamedTuple):
         return Job(Tables(vocab, self.tables.k, self.tables.target, rows, stored=False), prefix, len(found))
 
 
+def price(n_drafted: int, state: int) -> Fraction:
+    """A made-up cost of a round, by all that it may depend on."""
+    return Fraction(3 + n_drafted**2 + 2 * n_drafted * state, 7)
+
+
 def chained(case: Case) -> dict[Prefix, np.ndarray]:
-    """All texts of `n_tokens` with positive probability. (5,) each: its chance, and its rounds, drafted, tested and
-    accepted tokens, weighted with the chances of all ways to it."""
+    """All texts of `n_tokens` with positive probability. (7,) each: its chance, and its rounds, drafted, tested and
+    accepted tokens, rounds that accept all of at least one before a round that drafts, and the price of its rounds,
+    weighted with the chances of all ways to it."""
 
     @functools.cache
     def after(prefix: Prefix) -> dict[Prefix, np.ndarray]:
         if len(prefix) == case.n_tokens:
-            return {(): np.array([Fraction(n) for n in (1, 0, 0, 0, 0)])}
+            return {(): np.array([Fraction(n) for n in (1, *[0] * 6)])}
         job, found = case.round_after(prefix), {}
         [outcome] = play([job])
         for block, chance in outcome.law.items():
             n_accepted = len(block) - 1
-            counts = np.array([0, 1, job.size, n_accepted + (n_accepted < job.size), n_accepted], dtype=object)
-            for rest, sums in after(prefix + block).items():
+            n_tested, text = n_accepted + (n_accepted < job.size), prefix + block
+            full = 0 < job.size == n_accepted and len(text) < case.n_tokens and case.round_after(text).size > 0
+            cost = price(job.size, len(prefix))
+            counts = np.array([0, 1, job.size, n_tested, n_accepted, int(full), cost], dtype=object)
+            for rest, sums in after(text).items():
                 found[block + rest] = found.get(block + rest, 0) + (sums + counts * sums[0]) * chance
         return found
 
@@ -83,10 +92,13 @@ def assert_forecast_is_exact(case: Case) -> None:
         predicted = forecast(case.accept_probs(text), case.tables.k)
         assert predicted.n_rejected == pytest.approx(predicted.n_tested - predicted.n_accepted, rel=EXACT, abs=EXACT)
         counts = [predicted.n_rounds, predicted.n_drafted, predicted.n_tested, predicted.n_accepted]
-        assert counts == pytest.approx([float(count / sums[0]) for count in sums[1:]], rel=EXACT, abs=EXACT)
+        assert counts == pytest.approx([float(count / sums[0]) for count in sums[1:5]], rel=EXACT, abs=EXACT)
         assert predicted.cost == pytest.approx(predicted.n_rounds, rel=EXACT)
+        priced = forecast(case.accept_probs(text), case.tables.k, lambda n, state: float(price(n, state)), 2.0, 5.0)
+        cost = sums[6] + 2 * sums[5] + 5 * (sums[3] - sums[4])
+        assert priced.cost == pytest.approx(float(cost / sums[0]), rel=EXACT)
         total += float(sums[0]) * predicted.n_rounds
-    chance, n_rounds, *_, n_accepted = sum(texts.values())
+    chance, n_rounds, _, _, n_accepted, *_ = sum(texts.values())
     assert (chance, total) == (1, pytest.approx(float(n_rounds), rel=EXACT))
     assert n_accepted > 0
 

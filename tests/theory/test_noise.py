@@ -60,9 +60,9 @@ def test_the_worst_temperature_decides():
 
 def test_few_committed_records_are_rough():
     """The bound rests on them: of quiet machines, none reaches ten per cent."""
-    noisy = committed("cpu-2-cores-c-?00m")  # their pages say so
+    noisy = [*committed("cpu-2-cores-c-?00m"), *committed("cpu-2-cores-c")]  # their pages say so
     floors = [floor for floor in committed("cpu-*") if floor not in noisy]
-    assert len(floors) >= 8
+    assert len(floors) >= 7
     assert max(map(attribution.reach, floors)) < 1.095 < attribution.FURTHEST < max(map(attribution.reach, noisy))
 
 

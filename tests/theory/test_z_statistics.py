@@ -188,10 +188,13 @@ def test_quiet_where_nearly_all_tokens_are_certain(chance):
 def test_rounding_that_is_tested_at_all_is_not_felt():
     """Tokens are drawn from a law whose ln p are off as far as a tested place allows."""
     logits, draft_logits = random_logits(1000, 12)
-    generator = torch.Generator().manual_seed(1200)
-    off = RESOLVED * torch.randn(logits.shape, generator=generator, dtype=torch.float64)
-    p, q, moved = (Sampling(1.0).probs(rows) for rows in (2 * logits, draft_logits, 2 * logits + off))
-    assert max(map(abs, judged(draw(moved, uniforms(1000, 1201)), p, q)[:2])) < 2.5
+    found = []
+    for seed in range(40):  # the mean of so many has a standard deviation of 0.16
+        generator = torch.Generator().manual_seed(1200 + seed)
+        off = RESOLVED * torch.randn(logits.shape, generator=generator, dtype=torch.float64)
+        p, q, moved = (Sampling(1.0).probs(rows) for rows in (2 * logits, draft_logits, 2 * logits + off))
+        found.append(judged(draw(moved, uniforms(1000, 1300 + seed)), p, q)[:2])
+    assert torch.tensor(found, dtype=torch.float64).mean(0).abs().max() < 0.5 + 4 * 0.16
 
 
 def test_tokens_at_an_edge_are_counted_and_change_no_statistic():

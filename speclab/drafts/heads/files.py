@@ -26,13 +26,14 @@ from speclab.drafts.heads.parts import rotations
 from speclab.engines.eager import decoder_layers
 from speclab.models import loading
 from speclab.system.errors import UsageProblem
-from speclab.system.files import write_whole
+from speclab.system.files import read_bytes, write_whole
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 BLOCKS: dict[str, Any] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 TO_TARGET = "d2t"  # the table from the head's ids to the target's
-MOST_LAYERS = 64
+MOST_LAYERS, LARGEST_HEAD = 64, 1024  # numbers of a head
+LARGEST_CONFIG = 2**20  # bytes
 UNUSED = ("t2d", "verifier_", "confidence_head.")  # the last are weights of training, and of rules for stopping
 CORRECT = f"correct its {CONFIG}, or give another head"
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -113,7 +114,10 @@ def read_files(name: str) -> tuple[dict[str, Any], Path]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text("utf-8"))
+    """Read config.json. Raises ValueError for what is no object."""
+    if not isinstance(found := json.loads(read_bytes(path, LARGEST_CONFIG)), dict):
+        raise ValueError(f"{CONFIG} holds no object")
+    return found
 
 
 def check_format(found: dict[str, Any], kind: str, formats: tuple[str, ...]) -> None:
@@ -144,6 +148,10 @@ def decoder_of(found: dict[str, Any], usual: str) -> Any:
     if (n := entry(said, "num_hidden_layers", int, 1)) > MOST_LAYERS:
         raise ValueError(f"num_hidden_layers is {n}; the lab reads at most {MOST_LAYERS}")
     block = BLOCKS[said.get("model_type") or usual].from_dict(said)
+    heads, of_keys = block.num_attention_heads, block.num_key_value_heads or block.num_attention_heads
+    size = getattr(block, "head_dim", None) or block.hidden_size // max(heads, 1)
+    if not 0 < size <= LARGEST_HEAD or of_keys < 1 or heads % of_keys:
+        raise ValueError(f"{heads} heads of {size} numbers with {of_keys} of keys are none that the lab computes")
     rotations(block, torch.arange(2.0))  # entries that are missing are found here
     return block
 
