@@ -14,7 +14,8 @@ def pack(weight: Tensor, lanes: int) -> Tensor:
     """A matrix in the order in which a register takes it.  -> (blocks, columns, lanes)
 
     weight: (rows, columns). lanes: numbers in a register. Block b holds the rows from b * lanes on, as many as there
-    are lanes, column by column: found[b, j] is one load, column j of these rows. Rows that the last block lacks are 0.
+    are lanes, column by column: [b, j] of the result is one load, column j of these rows. Rows that the last block
+    lacks are 0.
 
     >>> pack(torch.tensor([[1, 2], [3, 4], [5, 6]]), 2)
     tensor([[[1, 3],
@@ -27,13 +28,14 @@ def pack(weight: Tensor, lanes: int) -> Tensor:
 
 
 def product(load: Callable[[int, int], Tensor], n_blocks: int, n_columns: int, x: Tensor, most: int) -> Tensor:
-    """x times a packed matrix, as `tile` and `multiply` of pass.c make it.  -> (m, blocks * lanes)
+    """x times a packed matrix.  -> (m, blocks * lanes)
 
     load(b, j): reads (lanes,) weights from memory, column j of block b. x: (m, columns), a row for each token. Output
     [i, b * lanes + r] is the sum over j of x[i, j] times weight r of load(b, j).
 
     Registers hold the sums of at most `most` tokens. So the tokens are taken `most` at a time, in their order, and for
-    each such group every (b, j) is loaded exactly once.
+    each such group every (b, j) is loaded exactly once. (`multiply` of pass.c does so for 16 blocks at a time: as many
+    loads, of which all but the first group's come from the processor's cache.)
 
     >>> packed = pack(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), 2)
     >>> product(lambda b, j: packed[b, j], 1, 2, torch.tensor([[1.0, 0.0], [1.0, 1.0]]), 8)
