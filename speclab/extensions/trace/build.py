@@ -162,7 +162,7 @@ def presets() -> list[dict[str, Any]]:
 def machine(preset: Mapping[str, Any], weight_bytes: int, bandwidth: float) -> dict[str, float]:
     """Return the three parts of a decode step that the machine's dials turn, as shares of it, and the bandwidth.
 
-    `compute` is what a further token of the widest pass adds, `read` the time in which memory gives the weights, at
+    `compute` is what a further token of a pass adds on average, `read` the time in which memory gives the weights, at
     most what `compute` leaves, and `start` all else: mostly the starting of operations.
     """
     compute = max(0.0, (preset["pass"][-1] - preset["pass"][0]) / LONGEST)

@@ -53,26 +53,26 @@ const replay = (() => {
   //
   // The machine's two dials come before them. A pass over w tokens starts its operations, reads all weights and computes
   // w times: start + read + w * compute, shares of a step of the preset. Twice the bandwidth halves the reading. A
-  // measured pass changes as this sum does, a draft as a step does, and the rest of a round stays what it is.
+  // measured pass changes as this sum does, a draft as a step does; a lookup and the rest of a round stay what they are.
   const parts = ({start, read, compute}, width, {bandwidth, arithmetic}) =>
     ({start, read: read / bandwidth, compute: (width * compute) / arithmetic});
-  const longer = (machine, width, dials) =>
+  const longer = (machine, width, dials) => // how much longer such a pass takes than as it was measured
     sum(Object.values(parts(machine, width, dials))) / sum(Object.values(parts(machine, width, {bandwidth: 1, arithmetic: 1})));
   // -> the costs, now in steps of the turned machine, and its step in ms.
   const turned = (preset, draft, dials) => {
     const own = preset.draft[draft] || preset.draft[preset.like[draft]] || preset.draft.model;
-    const step = longer(preset.machine, 1, dials);
+    const step = longer(preset.machine, 1, dials), ownStep = preset.like[draft] === "lookup" ? step : 1; // it runs no model
+    const passes = preset.pass.map((steps, n) => (steps * longer(preset.machine, n + 1, dials)) / step);
     return {
-      draft: Array.from({length: LENGTHS + 1}, (_, n) => (own ? own[n] * dials.draft : 0)),
-      pass: preset.pass.map((steps, n) =>
-        ((preset.pass[0] + (steps - preset.pass[0]) * dials.pass) * longer(preset.machine, n + 1, dials)) / step),
+      draft: Array.from({length: LENGTHS + 1}, (_, n) => (own ? (own[n] * dials.draft) / ownStep : 0)),
+      pass: passes.map((steps) => passes[0] + (steps - passes[0]) * dials.pass),
       rest: preset.rest.map((steps) => (steps * dials.rest) / step),
       step_ms: preset.step_ms * step,
     };
   };
   // The name of the longest part of a pass.
   const limit = (machine, width, dials) => {
-    const shares = parts(machine, width, dials);
+    const shares = parts(machine, 1 + (width - 1) * dials.pass, dials);
     return Object.keys(shares).reduce((most, name) => (shares[name] > shares[most] ? name : most));
   };
   // The phases of every round, in decode steps, and the time at which it ends; the first token is there at 0.

@@ -217,13 +217,15 @@ def test_the_book_and_the_clock_are_pythons():
     body = """
       const {ids} = given, model = ids.slice(1).map((_, i) => ids.slice(i + 1, i + 13));
       const text = {ids, limit: ids.length, proposals: {model}};
-      const costs = replay.turned(given.preset, "model", {draft: 2, pass: 0.5, rest: 3, bandwidth: 4, arithmetic: 0.5});
+      const dials = {draft: 2, pass: 0.5, rest: 3, bandwidth: 4, arithmetic: 0.5};
+      const costs = replay.turned(given.preset, "model", dials);
       const found = replay.rounds(text, "model", 4), all = replay.counts(found);
-      return {book: [1, 2, 4, 12].map((k) => replay.book(0.7, k)), costs, clock: replay.clock(found, costs), all,
-        speedup: replay.speedup(found, costs), curve: replay.curve(text, "model", costs),
+      const lookup = replay.turned(given.preset, "suffix", dials).draft;
+      return {book: [1, 2, 4, 12].map((k) => replay.book(0.7, k)), costs, clock: replay.clock(found, costs), lookup,
+        all, speedup: replay.speedup(found, costs), curve: replay.curve(text, "model", costs),
         best: replay.best([1, 3, 2, 3]), alpha: replay.acceptance(all),
         limits: [[1, 1], [64, 1], [64, 64]].map(([bandwidth, arithmetic]) =>
-          replay.limit({start: 0.1, read: 0.8, compute: 0.1}, 5, {bandwidth, arithmetic}))};
+          replay.limit({start: 0.1, read: 0.8, compute: 0.1}, 5, {pass: 1, bandwidth, arithmetic}))};
     """
     ids = list(range(21))
     said = in_node(body, {"ids": ids, "preset": preset})
@@ -236,8 +238,10 @@ def test_the_book_and_the_clock_are_pythons():
         shares = [machine["start"], machine["read"], width * machine["compute"]]
         return (shares[0] + shares[1] / 4 + shares[2] / 0.5) / sum(shares)
 
-    passes = [(narrow + 0.5 * (one - narrow)) * longer(n + 1) / longer(1) for n, one in enumerate(preset["pass"])]
+    turned = [one * longer(n + 1) / longer(1) for n, one in enumerate(preset["pass"])]
+    passes = [narrow + 0.5 * (one - narrow) for one in turned]
     assert costs["pass"] == pytest.approx(passes)
+    assert said["lookup"] == pytest.approx([2 * one / longer(1) for one in preset["draft"]["lookup"]])
     assert costs["rest"] == pytest.approx([3 * one / longer(1) for one in preset["rest"]])
     assert costs["step_ms"] == pytest.approx(preset["step_ms"] * longer(1))
     assert said["limits"] == ["read", "compute", "start"]
@@ -267,5 +271,6 @@ def test_presets_are_the_records_costs():
         machine = one["machine"]
         assert machine["read"] + machine["compute"] + machine["start"] == pytest.approx(1)
         assert min(machine.values()) >= 0
-        # The three parts give the measured widest pass again, up to what lies between the baseline's step and a pass.
         assert one["pass"][-1] - one["pass"][0] == pytest.approx(LONGEST * machine["compute"])
+    reading = run.weight_bytes / run.bandwidth / costs.step_seconds(at)
+    assert preset["machine"]["read"] == pytest.approx(reading, rel=1e-3) != 0
