@@ -1,7 +1,7 @@
 """The generated parts of the README and of the pages in docs/: every number there is a view of a committed record."""
 
+import re
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from speclab.theory.formulas import book_formula, omega_star
 from speclab.theory.ladder import prediction_rows
 
 RESULTS, PAIR = ROOT / "results", ROOT / "models" / "lab-pair"
+LEFT_OUT = re.compile(r"feature |(model|hybrid) +(2|6|auto) ")  # rows of the README's screen
 DEFAULT_RUN = RESULTS / "cpu-2-cores-c.json"  # python compare.py
 GPU_RUN = RESULTS / "gpu-lab-8b-v128256.json"  # python -m benchmarks.gpu, its first size
 # --target smollm2 --draft hybrid,int8,ngram -k 2,4 --temperature 0 --texts served --limit 2
@@ -73,21 +74,16 @@ def headline() -> str:
 
 
 def first_run() -> str:
-    """The first screen of a run, with the rows of one length and of two drafts."""
-
-    def short(run: ComparisonRun | None) -> ComparisonRun | None:
-        return run and replace(run, rows=[r for r in run.rows if r.draft_length in (0, 4) and r.draft != "feature"])
-
-    run = comparison(DEFAULT_RUN)
-    shown = replace(short(run) or run, eager=short(run.eager), padded=short(run.padded))
-    return f"```text\n{screen.screen(shown)}```"
+    """The first screen of a run, without some of its rows."""
+    shown = screen.screen(comparison(DEFAULT_RUN)).splitlines(keepends=True)
+    return f"```text\n{''.join(line for line in shown if not LEFT_OUT.match(line))}```"
 
 
 METHODS = ""  # none: docs/which-method.md says more
 DRAFTS = (  # name, what it is, does it need training, its chapter, the comparison in which its fastest row is looked up
     ("`model`", "the lab's one-layer model, distilled from the target", "done", "02-greedy", LARGE_RUN),
     ("folder or hub name", "a smaller model with the target's tokenizer", "no", "02-greedy", None),
-    ("`feature`", "one layer over the target's hidden states (EAGLE-3)", "done", "11-feature-draft", DEFAULT_RUN),
+    ("`feature`", "one layer over the target's hidden states (EAGLE-3)", "done", "11-feature-draft", TREES_RUN),
     ("`block`", "seven tokens in one pass (DSpark, DFlash)", "done", "12-block-draft", None),
     ("`exit:2`", "the target's first two layers and a trained adapter", "done", METHODS, None),
     ("`int8`", "the target itself, its weights rounded to 8 bits", "no", METHODS, REAL_RUN),

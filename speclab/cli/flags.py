@@ -80,7 +80,7 @@ def add_run_flags(group: Group, lengths: str, temperatures: str) -> None:
     """Add what a command varies that tries several draft lengths and temperatures, with these helps."""
     group.add_argument("-k", "--draft-length", metavar="K,K", help=lengths)
     group.add_argument("--temperature", metavar="T,T", help=temperatures)
-    repeats = "times that each prompt is decoded (default: 1; of a plan 3)"
+    repeats = "times that each prompt is decoded (default: 1, and 3 where one arm is all that is timed)"
     group.add_argument("--repeats", type=at_least(1), metavar="N", help=repeats)
 
 

@@ -18,10 +18,10 @@ from speclab.theory.ladder import factors, prediction_rows
 LAB = "lab pair"
 LARGEST_FACTOR = 99  # that a line names; beyond it the size no longer matters
 UNTESTED = "NOT TESTED, the run's number format rounds too coarsely at this temperature; give --dtype float32"
-ROUGH = "ROUGH: the baseline, timed twice in the same turns, differs from itself by a factor of up to"
+ROUGH = "ROUGH: the baseline, timed twice in the same turns, may differ from itself by a factor of up to"
 STARTING = "most of it is the starting of operations one by one, which wide passes share."
 READING = "it waits for memory, and further tokens cost little."
-ARITHMETIC = "arithmetic limits it, and every further token is paid."
+ARITHMETIC = "arithmetic limits a wide pass, and every further token is paid."
 REPLAYS = "passes in which recurrent layers, which cannot be cropped, read accepted tokens once more"
 LOSSY = (
     "accept rule: {rule} is LOSSY: the texts do not follow the target's distribution. The number after LOSSY is the "
@@ -44,7 +44,7 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
         checked += [line for line in (*same_text_lines(shown), *remarks(shown)) if line not in checked]
         facts += [ladder_line(shown), loops_line(shown)]
         facts += [f"{target_name(shown)}: {line}" for line in noise_lines(floors)]
-        said = [padding_remark(shown.settings["target"]), *([] if brief else [limit_line(shown), result_line(shown)])]
+        said = [padding_remark(shown), *([] if brief else [limit_line(shown), result_line(shown)])]
         speeds += [Heading(target_name(shown), 3) if len(runs) > 1 else None, Lines(filter(None, said))]
         speeds.append(speed_table(shown))
     if brief:
@@ -79,7 +79,7 @@ def circumstances(run: Head) -> str:
 
 
 def provenance(run: LabRun) -> str:
-    settings, padded = run.settings, padding_remark(run.settings["target"])
+    settings, padded = run.settings, padding_remark(run)
     size = f"{settings['n_prompts']} prompts, up to {settings['max_new_tokens']} new tokens each"
     return f"{circumstances(run)}; {size}, {timed(settings['repeats'])}." + f" {padded}" * bool(padded)
 
@@ -88,9 +88,11 @@ def timed(repeats: int) -> str:
     return "each text timed once" if repeats == 1 else f"each text timed {repeats} times"
 
 
-def padding_remark(target: str) -> str | None:
+def padding_remark(run: LabRun) -> str | None:
     """This text must stand beside every number of a padded target; any other target has none."""
-    return f"{target} is {sizes.describe_padding(target)}." if sizes.is_lab_size(target) else None
+    target, drafts = run.settings["target"], ", ".join(filter(sizes.is_lab_size, run.models))
+    said = f"{target} is {sizes.describe_padding(target)}." if sizes.is_lab_size(target) else None
+    return said and said + f" Its draft model is padded, too: {drafts}." * bool(drafts)
 
 
 def small_print(run: Head) -> str:
@@ -159,7 +161,7 @@ def remarks(run: LabRun) -> list[str]:
         lines.append(f"These functions took part in the speculative rows: {about}. The baseline is the lab's own.")
     if probe and not probe["free"]:
         why = cores.complaint(probe["load"], run.machine["cores"] or 1) or "the cores were not free"
-        lines.append(f"BUSY: when the run began, {why}")
+        lines.append(f"BUSY when the run began: {why}")
     if late := (settings.get("graphs") or {}).get("in_turns"):
         lines.append(f"SLOWED: {late} CUDA graphs were recorded in timed turns, where there should be none")
     if rule := settings.get("rule"):
@@ -234,7 +236,7 @@ def _in_words(row: Row | None) -> str:
     return "-" if not row else speedup_of(row) + f" {verdict}" * (verdict in ("slower", "unclear"))
 
 
-def _first_rows(run: ComparisonRun) -> list[Row]:
+def first_rows(run: ComparisonRun) -> list[Row]:
     """Return the rows of the drafts over all prompts, at the first temperature."""
     rows = [row for row in run.rows if row.prompt_kind == "all" and row.draft]
     return [row for row in rows if row.temperature == run.rows[0].temperature]
@@ -242,13 +244,13 @@ def _first_rows(run: ComparisonRun) -> list[Row]:
 
 def full_rows(run: ComparisonRun) -> list[Row]:
     """Return those of drafts that nearly always have k tokens: v, a mean over rounds, is that of a pass over k + 1."""
-    rows = [row for row in _first_rows(run) if row.verify_cost]
+    rows = [row for row in first_rows(run) if row.verify_cost]
     return [row for row in rows if row.n_drafted > 0.9 * row.draft_length * row.n_rounds]
 
 
 def result_line(run: ComparisonRun) -> str | None:
     """Say in one sentence what the table shows; None for a run without drafts."""
-    row = max(_first_rows(run), key=lambda row: row.speedup, default=None)
+    row = max(first_rows(run), key=lambda row: row.speedup, default=None)
     if row is None:
         return None
     doubt = "" if is_faster(row) else ", not shown to be faster"
@@ -294,7 +296,7 @@ def limit_line(run: ComparisonRun) -> str | None:
 def ladder_line(run: ComparisonRun) -> str | None:
     """Say what lies between the formula and the speedup of the fastest row that has a ladder, and where none has one,
     of the fastest that the formula knows; None where it knows none."""
-    rows = [row for row in _first_rows(run) if row.book_formula is not None]
+    rows = [row for row in first_rows(run) if row.book_formula is not None]
     row = max(rows, key=lambda row: (bool(factors(row)), row.speedup), default=None)
     if row is None:
         return None

@@ -44,7 +44,7 @@ def test_a_picture_says_where_its_speeds_are_rough(ratio, tmp_path, monkeypatch)
     figure = plots._why(run.rows)
     own = figure.get_suptitle()
     figures.save(figure, run, tmp_path, "why")
-    said = "ROUGH: the baseline, timed twice in the same turns, differs from itself by a factor of up to 1.30\n"
+    said = "ROUGH: the baseline, timed twice in the same turns, may differ from itself by a factor of up to 1.30\n"
     assert own
     assert figure.get_suptitle() == said * (ratio > 1.1) + own
 

@@ -214,3 +214,11 @@ def test_a_prediction_stands_with_its_error():
 )  # fmt: skip
 def test_no_cost_is_negative_and_what_may_be_nothing_is_written_so(value, digits, written):
     assert tables.cost(value, digits) == written
+
+
+def test_the_library_is_compared_with_the_baseline():
+    run = make_run()
+    run.rows = [plain_row("generate", speedup=0.5)]
+    assert "2.00x its speed, the same text" in report.generate_line(run)
+    run.rows, run.settings["dtype"] = [replace(run.rows[0], same_as_baseline=False)], "bfloat16"
+    assert "NOT the same text (where two logits are nearly equal, rounding in bfloat16" in report.generate_line(run)

@@ -6,7 +6,7 @@ Measured values are markers with intervals, each with its number above the inter
 
 import io
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -159,13 +159,17 @@ def note(axis, x: float, y: float, text: str, up: float = 7, right: float = 0, *
     axis.annotate(text, (x, y), (right, up), textcoords="offset points", **look)
 
 
-def save(figure: Figure, run: Head, folder: Path, name: str) -> Path:
-    """Write the figure as folder/name.png, signed, and close it. Where speeds are rough, a line above it says so."""
-    if factor := rough_factor(run):
+def save(figure: Figure, run: Head, folder: Path, name: str, beside: Sequence[Head] = ()) -> Path:
+    """Write the figure as folder/name.png, signed, and close it. Where speeds are rough, a line above it says so.
+
+    beside: further runs that it shows.
+    """
+    runs = [run, *beside]
+    if factor := max(filter(None, map(rough_factor, runs)), key=float, default=None):
         figure.suptitle(
             "\n".join(filter(None, [f"{ROUGH} {factor}", figure.get_suptitle()])), fontsize=9, color="#B00020"
         )
-    figure.supxlabel(small_print(run), fontsize=7, color="#555555")
+    figure.supxlabel("\n".join(map(small_print, runs)), fontsize=7, color="#555555")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     plt.close(figure)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from speclab.present.pictures import figures
 from speclab.present.pictures.figures import STYLES, Figure, NullLocator, Panel, Series, draw, note, plain
-from speclab.present.screen import full_rows, target_name
+from speclab.present.screen import first_rows, full_rows, target_name
 from speclab.present.tables import short, temperature_name
 from speclab.records.files import ComparisonRun
 from speclab.records.rows import AUTO, Row
@@ -76,9 +76,10 @@ def _limits(runs: list[ComparisonRun], folder: Path, name: str) -> Path | None:
         whole = [row for row in full_rows(run) if not row.auto]
         passes = {row.draft_length + 1: row.verify_cost or 0.0 for row in whole} | {1: 1.0}  # tokens -> steps
         speeds, label = {m: m / (passes[m] * step) for m in sorted(passes)}, target_name(run)
-        if best := max(whole, key=lambda row: row.speedup, default=None):
-            place = best.draft_length + 1
-            axis.plot([place], [speeds[place]], marker, color=color, markersize=11)
+        fixed = [row for row in first_rows(run) if row.draft_length and not row.auto]
+        if best := max(fixed, key=lambda row: row.speedup, default=None):
+            if speed := speeds.get(best.draft_length + 1):
+                axis.plot([best.draft_length + 1], [speed], marker, color=color, markersize=11)
             label += f": {short(best.method, 12)} k = {best.draft_length}, {best.speedup:.2f}x"
         axis.plot([*speeds], [*speeds.values()], f"{marker}-", color=color, label=label)
         if run.bandwidth and run.weight_bytes:
@@ -92,7 +93,7 @@ def _limits(runs: list[ComparisonRun], folder: Path, name: str) -> Path | None:
     axis.set_xlabel("tokens of a pass")
     axis.set_ylabel("tokens a second that passes read")
     figures.legend_above(axis, "Passes, and the fastest draft; dotted: as fast as weights are read")
-    return figures.save(figure, runs[1], folder, name)
+    return figures.save(figure, runs[1], folder, name, beside=[runs[0], *runs[2:]])
 
 
 def _why(rows: list[Row]) -> Figure | None:
