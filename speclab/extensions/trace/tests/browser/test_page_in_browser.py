@@ -190,8 +190,11 @@ def test_the_curve_marks_its_best_k_and_says_where_it_gets_slower(lab):
     assert f"The best is k = {best}" in verdict
     assert opened.locator("#curve .dot.slow").count() == sum(one < 1 for one in speedups)
     opened.evaluate("location.hash = 'text=1&k=12&draft=model&costs=0&drafting=0&pass=0&rest=0'")
-    expect(opened.locator("#curve .dot.slow")).to_have_count(0)  # k = 0 is 0.999 times as fast, which prints as 1.00x
-    assert "slower than plain decoding at no k" in opened.locator("#verdict").inner_text()
+    # Only at k = 0, where a round is a pass alone: in the record it takes a little longer than a step.
+    slower = float(f"{1 / build.presets()[0]['pass'][0]:.2f}") < 1
+    expect(opened.locator("#curve .dot.slow")).to_have_count(int(slower))
+    where = "k = 0" if slower else "no k"
+    assert f"slower than plain decoding at {where}." in opened.locator("#verdict").inner_text()
 
 
 def test_the_tour_shows_what_it_says(lab):
