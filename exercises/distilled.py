@@ -33,7 +33,10 @@ HEADERS = ["draft", "loss", "entropy", "at least", "agreement", "same choice", f
 
 @torch.inference_mode()
 def drawn(target: PreTrainedModel, tokenizer: object) -> list[tuple[Tensor, Tensor]]:
-    """Texts at temperature 1.  -> of each its ids (1, length), and the target's logits at the places that it wrote"""
+    """Let the target write after each of the lab's prompts at temperature 1.
+
+    -> of each text its ids (1, length), and the target's logits at the places that it wrote
+    """
     given = [prompt.id_list for prompt in prompts.encode(prompts.standard(), tokenizer)]
     draws = torch.Generator().manual_seed(0)
     answers = written_after(target, given, (1.0,) * len(given), NEW, frozenset(), draws)
@@ -43,11 +46,12 @@ def drawn(target: PreTrainedModel, tokenizer: object) -> list[tuple[Tensor, Tens
 
 @torch.inference_mode()
 def logits_of(model: PreTrainedModel, ids: Tensor, start: int) -> Tensor:
-    """(1, length) ids -> what the model says of each token from `start` on, (length - start, vocab)"""
+    """Return what the model says of each token from `start` on, (length - start, vocab), of (1, length) ids."""
     return model(input_ids=ids, use_cache=False).logits[0, start - 1 : -1].float()
 
 
 def cells(learner: ModuleType, name: str, sampled: list[tuple[Tensor, Tensor]], greedy: list[Known]) -> list[str]:
+    """Return the line of one draft. sampled: what `drawn` gives. greedy: the target's own greedy texts."""
     draft = loading.load_model(name, torch.device("cpu"), torch.float32, "draft")
     theirs = torch.cat([logits for _, logits in sampled])
     own = torch.cat([logits_of(draft, ids, ids.shape[1] - len(logits)) for ids, logits in sampled])
