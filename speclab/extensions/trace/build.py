@@ -166,8 +166,8 @@ def machine(preset: Mapping[str, Any], weight_bytes: int, bandwidth: float) -> d
     most what `compute` leaves, and `start` all else: mostly the starting of operations.
     """
     compute = max(0.0, (preset["pass"][-1] - preset["pass"][0]) / LONGEST)
-    read_all = min(1000 * weight_bytes / bandwidth / preset["step_ms"], 1 - compute)
-    return {"read": read_all, "compute": compute, "start": 1 - read_all - compute, "bandwidth": bandwidth}
+    reading = min(1000 * weight_bytes / bandwidth / preset["step_ms"], 1 - compute)
+    return {"read": reading, "compute": compute, "start": 1 - reading - compute, "bandwidth": bandwidth}
 
 
 def preset(name: str, about: str, costs: Mapping[str, Costs]) -> dict[str, Any]:

@@ -134,7 +134,7 @@
   };
   // What limits a pass: a dial of 0 leaves the machine as it was measured, and each 1 doubles.
   const LIMITS = {
-    start: "all else, as the starting of operations, which the tokens of a pass share: further ones cost little",
+    start: "neither of these two but, for example, the starting of operations, which the tokens of a pass share: further ones cost little",
     read: "the reading of the weights, which all tokens of the pass share: further ones cost little",
     compute: "arithmetic: every further token is paid",
   };
@@ -144,7 +144,7 @@
     dial("arithmetic", state.arithmetic, 3, `×${draw.number(2 ** state.arithmetic)}`);
     find("limit").textContent =
       `A step takes ${draw.number(costs.step_ms)} ms, and a pass over ${plural(state.k + 1, "token")} takes ` +
-      `${costs.pass[state.k].toFixed(2)} steps. Its longest part is ${LIMITS[limit]}.`;
+      `${costs.pass[state.k].toFixed(2)} steps. Of reading, arithmetic and the rest its longest part is ${LIMITS[limit]}.`;
   };
   const showCosts = ({text, costs, preset}) => {
     const speedups = replay.curve(text, state.draft, costs), best = replay.best(speedups), k = state.k;
