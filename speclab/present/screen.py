@@ -310,13 +310,13 @@ def ladder_line(run: ComparisonRun) -> str | None:
 def between(row: Row) -> str:
     """Name the two largest factors between the formula and the row's speedup, as the end of a line about both.
 
-    All else is computed from the numbers as they are printed: their product rounds to the speedup that is printed.
+    That of the others is computed from the numbers as they are printed: the product rounds to the printed speedup.
     """
     known = [item for item in factors(row).items() if item[0] not in ("all else", "everything else")]
     largest = sorted(known, key=lambda item: -abs(math.log(max(item[1], 1e-9))))[:2]
     said = math.prod([round(row.book_formula or 0.0, 2), *(round(factor, 2) for _, factor in largest)])
     named = ", ".join(f"x{factor:.2f} {name}" for name, factor in largest)
-    return f"; between them: {named}, x{round(row.speedup, 2) / said:.3f} all else" if known and said else ""
+    return f"; between them: {named}, x{round(row.speedup, 2) / said:.3f} all others" if known and said else ""
 
 
 def loops_line(run: ComparisonRun) -> str | None:

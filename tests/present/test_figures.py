@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
+from speclab.present import screen
 from speclab.present.pictures import figures, plots
 from speclab.present.pictures.figures import Panel, Series, draw, plain
 from speclab.records.rows import Noise
@@ -119,5 +120,25 @@ def test_pictures_are_written_and_left_out_where_there_is_nothing_to_show(tmp_pa
     left = [path.name for write in plots.comparison(uncalibrated, tmp_path, "y") if (path := write())]
     assert left == ["y-speedup.png"]
     assert not any(write() for write in plots.comparison(make_run(methods=()), tmp_path, "z"))
-    assert plots.comparison(replace(run, eager=run, padded=run), tmp_path, "x")[-1]().name == "x-limits.png"
     assert not figures.plt.get_fignums(), "a figure was left open"
+
+
+def test_the_limits_are_tokens_a_second_of_whole_passes(tmp_path, monkeypatch):
+    """Of each run: m tokens of a pass over m tokens, in v(m) decode steps; and m times what reading allows."""
+    kept, save = [], figures.save
+
+    def seen(figure, *rest, **more):
+        kept.extend(figure.axes[0].lines)
+        return save(figure, *rest, **more)
+
+    monkeypatch.setattr(figures, "save", seen)
+    run = replace(make_run(temperatures=(0.0,), lengths=(2, 4)), bandwidth=2e10, weight_bytes=10**8)
+    assert plots.comparison(replace(run, eager=run, padded=run), tmp_path, "x")[-1]().name == "x-limits.png"
+    [measured, *_] = [line for line in kept if line.get_linestyle() == "-"]
+    [allowed, *_] = [line for line in kept if line.get_linestyle() == ":"]
+    baseline = next(row for row in run.rows if row.method == "baseline")
+    widths = {row.draft_length + 1: row.verify_cost for row in screen.full_rows(run)} | {1: 1.0}
+    speeds = [m / widths[m] * baseline.n_emitted / baseline.seconds for m in sorted(widths)]
+    assert len(speeds) == 3
+    assert [*measured.get_ydata()] == pytest.approx(speeds)
+    assert [*allowed.get_ydata()] == pytest.approx([200 * m for m in sorted(widths)])

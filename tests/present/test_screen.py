@@ -92,7 +92,7 @@ def product_of(line: str) -> float:
     book = float(re.search(r"says (\d+\.\d+)x", line)[1])
     found = re.findall(r"\bx(\d+\.\d+) ", line.partition("between them: ")[2])
     assert len(found) == 3
-    assert line.endswith(" all else")
+    assert line.endswith(" all others")
     return book * math.prod(map(float, found))
 
 
