@@ -32,7 +32,7 @@ for copy in sys.argv[1:]:
             scripts = ["baseline_autoregressive", "optimized_speculative", "draft_models", "compare", "check"]
             for name in [*names, *scripts]:
                 importlib.import_module(name)
-            importlib.import_module("speclab.system.extensions").load()
+            importlib.import_module("speclab.system.extensions").modules("register")
         except BaseException:
             print(f"without {os.path.basename(copy)}: {traceback.format_exc()}", flush=True)
             os._exit(1)

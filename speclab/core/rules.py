@@ -42,14 +42,14 @@ RULES = {"token": Listed("token", TOKEN.line, TOKEN)}  # by name; the register.p
 
 
 def all_rules() -> dict[str, Listed]:
-    extensions.load()
+    extensions.modules("register")
     return RULES
 
 
 def rule_of(name: str) -> Rule:
     """Return the rule of a name, with its argument behind a colon where it takes one. Raises UsageProblem."""
     kind, colon, argument = name.partition(":")
-    if kind in all_rules():
+    if kind in RULES or kind in all_rules():
         made_from = RULES[kind].made_from
         made_from = pkgutil.resolve_name(made_from) if isinstance(made_from, str) else made_from
         with contextlib.suppress(ValueError):

@@ -109,7 +109,7 @@ def add_lookup(name: str, make_lookup: Callable[..., Lookup] | str, help: str) -
 
 def kinds() -> dict[str, Kind]:
     """Those of extensions are among them."""
-    extensions.load()
+    extensions.modules("register")
     return _KINDS
 
 
@@ -132,7 +132,7 @@ def read(text: str) -> Choice:
     folder. Hub names have a slash, but for a few old ones (gpt2): a name without one that is nearly a kind is refused.
     """
     name, colon, argument = text.partition(":")
-    kind = kinds().get(name)
+    kind = _KINDS.get(name) or kinds().get(name)
     if kind and bool(argument) == bool(colon):
         if argument and kind.usage == name:
             raise UsageProblem(f"{text}: this kind of draft takes no argument; give {name}")

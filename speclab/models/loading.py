@@ -68,13 +68,15 @@ _about: weakref.WeakKeyDictionary[PreTrainedModel, str] = weakref.WeakKeyDiction
 
 def usages() -> list[str]:
     """Return how a model can be named, padded ones apart."""
-    extensions.load()
+    extensions.modules("register")
     return ["folder", "hub name", *(source.usage for source in SOURCES)]
 
 
 def source_of(name: str) -> Source | None:
     """Return the source that a name belongs to; None for a folder or a hub name."""
-    extensions.load()
+    if os.path.isdir(name):
+        return None
+    extensions.modules("register")
     return next((source for source in SOURCES if source.owns(name)), None)
 
 
@@ -240,7 +242,7 @@ def check_same_tokenizer(
         what = "have the same words in their tokenizers and split a text differently"
     else:
         return n
-    extensions.load()
+    extensions.modules("register")
     kinds = "".join(f"{usage}, " for usage in WITH_OTHER_TOKENIZERS)
     raise UsageProblem(f"{draft_name} and {target_name} {what}; choose a draft of the target's family, {kinds}or ngram")
 

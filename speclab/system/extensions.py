@@ -1,8 +1,8 @@
-"""Finds the extensions and their commands, and holds the list of the families of models that they add.
+"""Finds the extensions, packages under speclab/extensions, and imports what they add when it is asked for.
 
-An extension is a package under speclab/extensions. Nothing below names one: `load` looks which folders are there and
-imports the modules `register`, by their names as strings. An error in such a module is not hidden. A folder that brings
-a command and nothing else has no `register`, so that no other command imports anything of it.
+Nothing below names one: `modules` looks which folders have a module of a name. `family` is imported with the first
+model, and `register` with the first draft, rule or model whose name the lab itself does not know. An error in such a
+module is not hidden.
 """
 
 import functools
@@ -11,15 +11,6 @@ from pathlib import Path
 from types import ModuleType
 
 PACKAGE = "speclab.extensions"
-# "module:name" of each family of models (speclab/models/family.py), imported with the first model. A register.py
-# appends its own.
-FAMILIES: list[str] = []
-
-
-@functools.cache
-def load() -> None:
-    """Import the module `register` of every extension that has one, once."""
-    modules("register")
 
 
 def commands() -> dict[str, str]:
@@ -34,5 +25,6 @@ def _with(module: str) -> list[str]:
     return [file.parent.name for place in places for file in sorted(Path(place).glob(f"*/{module}.py"))]
 
 
+@functools.cache
 def modules(name: str) -> list[ModuleType]:
     return [importlib.import_module(f"{PACKAGE}.{extension}.{name}") for extension in _with(name)]

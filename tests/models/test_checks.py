@@ -236,7 +236,7 @@ MARKED = Marked()
 @pytest.fixture
 def marked(monkeypatch):
     """A llama that belongs to a family of its own, the only one that there is."""
-    monkeypatch.setattr(extensions, "FAMILIES", [f"{__name__}:MARKED"])
+    monkeypatch.setattr(extensions, "modules", lambda name: [SimpleNamespace(FAMILY=MARKED)])
     model = tiny("llama")
     model.config.marked = True
     return model
@@ -261,7 +261,7 @@ def test_what_a_draft_needs_decides_who_is_refused(marked, monkeypatch, differs,
 
 def test_an_encoder_decoder_without_its_extension_is_refused_at_load(tmp_path, monkeypatch):
     """The library would load the decoder alone, which is another model."""
-    monkeypatch.setattr(extensions, "FAMILIES", [])
+    monkeypatch.setattr(extensions, "modules", lambda name: [])
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     BartForConditionalGeneration(BartConfig(vocab_size=32, **sizes)).save_pretrained(tmp_path)
     for load in (loading.family_named, lambda name: loading.load_model(name, "cpu", "float32")):

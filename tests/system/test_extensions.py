@@ -11,47 +11,39 @@ from speclab.system import extensions
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A second folder in which extensions are looked for."""
-    extensions.load()  # what the real ones have added stays
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
     before = set(sys.modules)
-    extensions.load.cache_clear()
     yield tmp_path
-    extensions.load.cache_clear()
+    extensions.modules.cache_clear()
     for name in set(sys.modules) - before:
         if name.startswith(extensions.PACKAGE):
             del sys.modules[name]
 
 
-def write(folder, name: str, register: str) -> None:
+def write(folder, name: str, line: str, **modules: str) -> None:
     (folder / name).mkdir()
-    (folder / name / "__init__.py").write_text("")
-    (folder / name / "register.py").write_text(register)
+    (folder / name / "__init__.py").write_text(line)
+    for module, text in modules.items():
+        (folder / name / f"{module}.py").write_text(text)
 
 
-def test_a_new_folder_is_registered_once(folder, monkeypatch):
-    monkeypatch.setattr(extensions, "FAMILIES", [])
-    write(folder, "one", "from speclab.system import extensions\nextensions.FAMILIES.append('one')\n")
-    extensions.load()
-    extensions.load()
-    assert extensions.FAMILIES.count("one") == 1
+def test_a_new_folder_is_found_and_imported_once(folder):
+    write(folder, "one", "", planted="NAMES = []")
+    write(folder, "other", "raise KeyError", another="")  # has no such module
+    for module in extensions.modules("planted"):
+        module.NAMES.append("one")
+    assert [module.NAMES for module in extensions.modules("planted")] == [["one"]]
 
 
 def test_the_line_of_a_command_is_that_of_its_package(folder):
-    write(folder, "one", "raise KeyError")
-    (folder / "one" / "__init__.py").write_text('"""Does one thing.\n\nAnd more is said of it."""\n')
-    assert "one" not in extensions.commands()
-    (folder / "one" / "__main__.py").write_text("raise KeyError")
+    line = '"""Does one thing.\n\nAnd more is said of it."""\n'
+    write(folder, "one", line, __main__="raise KeyError")
+    write(folder, "other", line, planted="")
     assert extensions.commands()["one"] == "Does one thing"
-
-
-def test_what_only_brings_a_command_is_not_imported_by_others(folder):
-    write(folder, "one", "")
-    (folder / "one" / "register.py").unlink()
-    (folder / "one" / "__init__.py").write_text("raise KeyError")
-    extensions.load()
+    assert "other" not in extensions.commands()
 
 
 def test_a_broken_extension_is_not_hidden(folder):
-    write(folder, "broken", "import a_module_that_does_not_exist")
+    write(folder, "broken", "", planted="import a_module_that_does_not_exist")
     with pytest.raises(ModuleNotFoundError):
-        extensions.load()
+        extensions.modules("planted")

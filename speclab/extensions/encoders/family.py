@@ -113,4 +113,4 @@ class EncoderDecoder(Family):
         return HEAD
 
 
-ENCODER_DECODER = EncoderDecoder()
+FAMILY = EncoderDecoder()

@@ -105,11 +105,11 @@ def _converted(path: str, size: int, time: int) -> str:
 
 
 def _add(usage: str, owns: Callable[[str], bool], file: Callable[[str], str]) -> None:
-    """Add names of models: a folder of such a name is a folder. file: gives the path of the file of a name."""
+    """Add names of models. file: gives the path of the file of a name."""
     SOURCES.append(
         Source(
             usage,
-            lambda name: owns(name) and not os.path.isdir(name),
+            owns,
             lambda name: check_file(file(name)),
             lambda name: converted_folder(file(name)),
             lambda name, model: description(file(name), model),

@@ -19,7 +19,7 @@ from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.oracle import Dial
 from speclab.extensions.encoders.backend import EncoderDecoderBackend, start_id
-from speclab.extensions.encoders.family import ENCODER_DECODER, EncoderRoom
+from speclab.extensions.encoders.family import FAMILY, EncoderRoom
 from speclab.extensions.encoders.tests.tiny_encoders import BOS, FAMILIES, START, VOCAB, tiny, tiny_of
 from speclab.lab.decodings import library_generate
 from speclab.models import memory
@@ -272,7 +272,7 @@ def test_a_difference_of_greedy_texts_is_judged_by_the_decoders_own_logits(famil
 
 
 def test_the_positions_of_encoder_and_decoder_are_limits_of_their_own():
-    assert ENCODER_DECODER.room(target_of("t5")) == EncoderRoom(None)
+    assert FAMILY.room(target_of("t5")) == EncoderRoom(None)
     bart = CachedModel(target_of("bart"))
     assert bart.room == EncoderRoom(64, encoder=64)
     long = PROMPT.repeat(1, 7)  # 63 tokens
@@ -282,9 +282,9 @@ def test_the_positions_of_encoder_and_decoder_are_limits_of_their_own():
         check_prompt(bart, long, 64)
     with pytest.raises(UsageProblem, match="prompt of 65 tokens does not fit the 64 positions of the model's encoder"):
         check_prompt(bart, torch.cat([long, PROMPT[:, :2]], dim=1), 4)
-    assert ENCODER_DECODER.room(tiny_of("encoder-decoder")) == EncoderRoom(64, encoder=64), "of two configs"
+    assert FAMILY.room(tiny_of("encoder-decoder")) == EncoderRoom(64, encoder=64), "of two configs"
     led = LEDConfig(max_encoder_position_embeddings=100, max_decoder_position_embeddings=20)
-    assert ENCODER_DECODER.configured_room(led) == EncoderRoom(20, encoder=100)
+    assert FAMILY.configured_room(led) == EncoderRoom(20, encoder=100)
 
 
 def test_a_draft_with_fewer_positions_drafts_fewer_tokens_near_its_end():

@@ -23,7 +23,8 @@ from speclab.drafts import registry
 from speclab.drafts.oracle import Dial
 from speclab.extensions.recurrent import backend
 from speclab.extensions.recurrent.backend import RecurrentBackend, pass_options
-from speclab.extensions.recurrent.layers import RECURRENT, is_recurrent, reads_several
+from speclab.extensions.recurrent.family import FAMILY as RECURRENT
+from speclab.extensions.recurrent.family import is_recurrent, reads_several
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import engine_choice, family, memory
 from speclab.models.cached import CachedModel
@@ -246,7 +247,7 @@ def test_what_cannot_be_restored_is_refused(family, reason):
 
 
 def test_without_the_extension_such_a_model_is_refused_at_load(monkeypatch):
-    monkeypatch.setattr(extensions, "FAMILIES", [])
+    monkeypatch.setattr(extensions, "modules", lambda name: [])
     with pytest.raises(EnvironmentProblem, match="lfm2 keeps a state that cannot be rolled back"):
         checks.check_model(tiny_families.tiny("lfm2"))
 

@@ -80,4 +80,4 @@ class Recurrent(Family):
         return f"states  {STATES[reads_several(model)]}"
 
 
-RECURRENT = Recurrent()
+FAMILY = Recurrent()
