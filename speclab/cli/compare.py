@@ -2,7 +2,7 @@
 
 import argparse
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,9 +37,6 @@ ALWAYS = {"repeats": 1, "temperature": "0,0.8"}
 ANSWER_TOKENS = 192  # of an answer to one of --texts, at most
 USUAL_DRAFTS = "model,ngram"
 LAB_DRAFTS = "model,feature,hybrid"  # of a comparison with the lab's own target
-
-View = Callable[[], str]  # makes a text of a record
-Step = Callable[[], Path | None]  # prints or writes; for `files.write_all`
 
 
 @reports_problems
@@ -90,8 +87,7 @@ def filled(args: argparse.Namespace) -> argparse.Namespace:
     if args.texts:
         defaults["max_new_tokens"] = ANSWER_TOKENS
     found = flags.with_defaults(args, defaults)
-    drafts_nothing = parsing.lengths(found.draft_length, "-k") == ([0], False)
-    found.others = args.target == LAB_TARGET and size != "quick" and not drafts_nothing and not args.alone
+    found.others = args.target == LAB_TARGET and size != "quick" and not args.alone
     return found
 
 
@@ -103,7 +99,7 @@ def prepare(
     functions: LoopFunctions | None = None,
     chains_only: str = "",
 ) -> tuple[RunConfig, "Output"]:
-    """Load and check everything before anything is timed. Lines name the typed draft lengths that a draft has not.
+    """Load and check everything before anything is timed.
 
     name: what all files begin with. chains_only: what cannot judge drafts with branches.
     """
@@ -124,9 +120,6 @@ def prepare(
     setup, prompts = flags.load(args, temperature=0.0)
     drafters = registry.make_all(choices, setup, args.seed)
     registry.check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
-    for named, drafter in drafters.items():
-        for line in drafter.length_notes(named, lengths if args.has_typed_lengths else []):
-            note(line)
     if args.auto:
         chosen = [choice.name for choice in choices if choice.no_auto is None]
         drafters |= {named + AUTO: drafters[named].with_draft(AutoLength) for named in chosen}
@@ -191,7 +184,9 @@ class Output:
         return self.args.out_dir / "results" / (self.name + ending)
 
 
-def show(output: Output, record: Head, text: View, page: View, pictures: Sequence[Step]) -> None:
+def show(
+    output: Output, record: Head, text: Callable[[], str], page: Callable[[], str], pictures: list[Callable]
+) -> None:
     """Write the record and its page, print the text, and draw the pictures where that can be done."""
     place, written = output.result(".json"), to_json(record)
     old = "; files of an earlier run are replaced, --name NAME keeps them" * place.exists()

@@ -1,10 +1,6 @@
-"""The two decoding scripts share this code around their loops, which are arguments: flags, loading, printing, speed.
-
-Where the terminal has colours, each token of a streamed text has that of its origin.
-"""
+"""The two decoding scripts share this code around their loops, which are arguments: flags, loading, printing, speed."""
 
 import argparse
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,19 +18,14 @@ from speclab.drafts.oracle import reference_text
 from speclab.drafts.registry import check_prompts
 from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.lab.round_costs import measure_costs
+from speclab.models.pieces import with_text
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present import report
 from speclab.system.errors import reports_problems
-from speclab.system.terminal import harmless, note, wants_colour
+from speclab.system.terminal import harmless, note
 
-DRAFT_LENGTH = 4
 NEW_TEXT = f"--- new text {'-' * 54}"  # the line between a prompt and what the target makes of it
-ORIGINS = {  # the colour of each origin, and what it means
-    "accepted": ("32", "drafted and kept"),
-    "corrected": ("35", "the target's own, in place of a rejected token"),
-    "bonus": ("36", "the target's own, after a draft that was kept whole"),
-}
 
 
 @dataclass
@@ -58,8 +49,6 @@ def run(
     args = parse(docstring, argv, speculative is not None)
     found = load(args, functions or LoopFunctions(speculative or baseline))
     setup, drafter, k, functions = found.setup, found.drafter, found.draft_length, found.functions
-    if drafter and args.stream and wants_colour(sys.stdout):
-        print("colours " + "; ".join(f"{painted(name, name)}: {meaning}" for name, (_, meaning) in ORIGINS.items()))
     decoded, n_wrong = _Decoded(setup, args), 0
     for prompt in found.prompts:
         ids = prompt.ids.to(setup.device)
@@ -92,8 +81,8 @@ def parse(docstring: str, argv: list[str] | None, speculative: bool) -> argparse
     if speculative:
         group = parser.add_argument_group("draft")
         flags.add_draft_flag(group)
-        lengths = f"tokens per draft, or auto: chosen in every round (default: {DRAFT_LENGTH})"
-        group.add_argument("-k", "--draft-length", type=parsing.length_or_auto, metavar="K", help=lengths)
+        lengths = "tokens per draft, or auto: chosen in every round (default: %(default)s)"
+        group.add_argument("-k", "--draft-length", type=parsing.length_or_auto, default=4, metavar="K", help=lengths)
         flags.add_rule_flag(group)
     parser.set_defaults(limit=1)
     return parser.parse_args(argv)
@@ -102,26 +91,25 @@ def parse(docstring: str, argv: list[str] | None, speculative: bool) -> argparse
 def load(args: argparse.Namespace, functions: LoopFunctions) -> Loaded:
     """Load what the flags of a decoding ask for, and check it. Lines say what runs. Costs that a draft chooses by are
     measured."""
-    choice, typed = registry.read(args.draft) if hasattr(args, "draft") else None, getattr(args, "draft_length", None)
+    choice = registry.read(args.draft) if "draft" in args else None
     if choice:
         rule = getattr(args, "rule", flags.TOKEN)
         flags.check_rule(rule, [args.temperature], [choice])
         choice.check_greedy(args.temperature == 0)
-        if typed == parsing.AUTO:
+        if args.draft_length == parsing.AUTO:
             choice.check_auto()
         functions = functions.judged_by(rule_of(rule))
     setup, prompts = flags.load(args)
     eos = frozenset() if args.ignore_eos else setup.eos
     settings = DecodeSettings(args.max_new_tokens, setup.sampling, eos, args.seed)
-    drafter = choice.make(setup, args.seed) if choice else None
-    check_prompts(setup.target, [drafter] if drafter else [], prompts, args.max_new_tokens)
-    name, k, said, notes = choice.name if choice else "", 0, [], []
-    if drafter:
-        notes = drafter.length_notes(name, [typed] if isinstance(typed, int) else [])
-        drafter, k, about = with_length(drafter, name, setup, DRAFT_LENGTH if typed is None else typed)
+    drafter, name, k, said = None, "", 0, []
+    if choice:
+        name = choice.name
+        drafter, k, about = with_length(choice.make(setup, args.seed), name, setup, args.draft_length)
         said = [f"draft   {about}"]
+    check_prompts(setup.target, [drafter] if drafter else [], prompts, args.max_new_tokens)
     chat = flags.describe_chat(prompts, setup.tokenizer)
-    note("\n".join([setup.describe(), *said, *chat, *functions.head(), *notes]))
+    note("\n".join([setup.describe(), *said, *chat, *functions.head()]))
     if drafter and drafter.costs is not None:
         measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)
     return Loaded(setup, prompts, drafter, name, k, settings, functions)
@@ -148,22 +136,15 @@ class _Decoded:
 
     @old_objects_frozen()
     def show(self, prompt: Prompt, rounds: Iterator[Round]) -> list[int]:
-        """Print a prompt and its text, with --stream piece by piece.  -> new tokens"""
+        """Print a prompt and its text, with --stream round by round.  -> new tokens"""
         tokens: list[int] = []
-        pieces, stream, held = self.setup.pieces(prompt), self.args.stream, ""
-        colours = stream and wants_colour(sys.stdout)
-        print(harmless(prompt_heading(prompt)), flush=stream)
+        print(harmless(prompt_heading(prompt)), flush=True)
         try:
-            for round_ in self._timed(rounds):
+            for round_ in with_text(self._timed(rounds), self.setup.pieces(prompt)):
                 tokens += round_.tokens
-                for origin, ids in parts(round_):
-                    text = harmless(pieces.add(ids))  # held back is what may still change, as half a character does
-                    if stream:
-                        print(painted(text, origin) if colours else text, end="", flush=True)
-                    else:
-                        held += text
+                print(harmless(round_.text), end="", flush=self.args.stream)
         finally:  # also before an error is printed
-            print(held + harmless(pieces.rest()), flush=True)
+            print(flush=True)
         return tokens
 
     def _timed(self, rounds: Iterator[Round]) -> Iterator[Round]:
@@ -181,19 +162,6 @@ class _Decoded:
         speed = f"{n_tokens / self.seconds:.1f} tok/s" if self.seconds and n_tokens else "no decoding to time"
         dropped = f"; {self.counts.n_after_eos} more after an end token were dropped" * bool(self.counts.n_after_eos)
         return f"\n{how_many(self.n_tokens, n_tokens)} in {self.seconds:.2f} s: {speed}{dropped}"
-
-
-def parts(round_: Round) -> Iterator[tuple[str, list[int]]]:
-    """Yield the origins of a round's tokens, each with its tokens; "" has no colour."""
-    accepted, own = round_.tokens[: round_.n_accepted], round_.tokens[round_.n_accepted :]
-    if accepted:
-        yield "accepted", accepted
-    if own:
-        yield "" if not round_.n_drafted else "corrected" if round_.n_rejected else "bonus", own
-
-
-def painted(text: str, origin: str) -> str:
-    return f"\x1b[{ORIGINS[origin][0]}m{text}\x1b[0m" if text and origin else text
 
 
 def prompt_heading(prompt: Prompt) -> str:

@@ -134,19 +134,14 @@ def check_rule(name: str, temperatures: list[float], choices: list[registry.Choi
 def with_defaults(args: argparse.Namespace, defaults: dict[str, Any]) -> argparse.Namespace:
     """Return the arguments of a comparison, with `defaults` wherever the command line gives none."""
     given = {name: value for name, value in vars(args).items() if value is not None}
-    usual = {"rule": TOKEN, "auto": False, "has_typed_lengths": args.draft_length is not None}
-    return argparse.Namespace(**usual | vars(args) | defaults | given)
+    return argparse.Namespace(**{"rule": TOKEN, "auto": False} | vars(args) | defaults | given)
 
 
 def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Setup, list[Prompt]]:
-    """Load the target and the prompts. Whatever can be refused without the weights is refused before they are read."""
+    """Load the target and the prompts, which are read before the weights: a mistake in them is found soon."""
     sampling_from(args, temperature)
-    loading.choose_device(args.device)
     tokenizer = loading.load_tokenizer(args.target)
     given = read_prompts(args, tokenizer)
-    family, config = loading.family_named(args.target)
-    for prompt in given:
-        family.configured_room(config).check(prompt.ids.shape[1], args.max_new_tokens)
     setup = setup_from(args, temperature, tokenizer)
     if setup.device.type == "cpu" and (busy := cores.busy()):
         note(f"busy    {busy}")

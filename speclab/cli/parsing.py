@@ -16,12 +16,6 @@ LARGEST_SEED = 2**32 - 1  # with room for the numbers that are made from it: PyT
 class Parser(argparse.ArgumentParser):
     """argparse with one-line errors, which name the flag that an unknown one is nearly."""
 
-    def format_help(self) -> str:
-        """Return the help. Its usage names what has to stand at a place of its own; flags are listed below it."""
-        places = [self._get_formatter()._format_args(action, action.dest) for action in self._get_positional_actions()]
-        self.usage = " ".join(["%(prog)s", "[options]", *places])
-        return super().format_help()
-
     def error(self, message: str) -> NoReturn:
         unknown = message.partition("unrecognized arguments: ")[2].split(" ")[0].partition("=")[0]
         near = difflib.get_close_matches(unknown, self._option_string_actions, 1, 0.8)
@@ -33,7 +27,7 @@ def make_parser(docstring: str, prog: str | None = None) -> Parser:
     """Return a parser whose help is the docstring. prog: how it is called, where that is not its file's name."""
     # One line of usage and, where words allow that, one for a flag: a help fits on a screen.
     form = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=26, width=100)
-    parser = Parser(prog=prog, description=docstring, formatter_class=form, add_help=False)
+    parser = Parser(prog, "%(prog)s [options]", docstring, formatter_class=form, add_help=False)
     parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)  # who reads the help knows it
     return parser
 

@@ -105,10 +105,6 @@ class Drafter:
         """Return how many tokens its drafts have for each length in `asked`; one entry where these have no effect."""
         return asked
 
-    def length_notes(self, name: str, asked: list[int]) -> list[str]:
-        """Return a line for each of these typed draft lengths that has no effect."""
-        return []
-
     def check_prompts(self, prompts: Sequence[list[int]]) -> None:
         """Raise UsageProblem for a prompt that it cannot read."""
 

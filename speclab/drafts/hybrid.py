@@ -53,9 +53,6 @@ class HybridDrafter(Wrapper):
     def forget(self) -> None:
         self.drafter.forget()
 
-    def length_notes(self, name: str, asked: list[int]) -> list[str]:
-        return self.drafter.drafter.length_notes(f"{name}: its block", asked)
-
     def with_draft(self, change: Callable[[Drafter], Drafter]) -> Drafter:
         return type(self)(self.lookup, change(self.drafter.drafter))
 

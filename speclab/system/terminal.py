@@ -1,4 +1,4 @@
-"""Output to the terminal: text that cannot harm it, in any encoding, with colour and bars where it can show them.
+"""Output to the terminal: text that cannot harm it, in any encoding, and bars where it can show them.
 
 Standard library only: check.py and every error need this before anything else can be imported.
 """
@@ -39,11 +39,6 @@ def note(text: str) -> None:
 def is_animated(stream: TextIO) -> bool:
     """Tell whether lines of this stream can be drawn again: it is a terminal that knows control characters."""
     return bool(getattr(stream, "isatty", lambda: False)()) and os.environ.get("TERM") != "dumb"
-
-
-def wants_colour(stream: TextIO) -> bool:
-    """Tell whether this stream is a terminal with colours and NO_COLOR is not set (no-color.org)."""
-    return is_animated(stream) and not os.environ.get("NO_COLOR")
 
 
 def progress(total: int, unit: str, title: str) -> Any:

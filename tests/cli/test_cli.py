@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 import baseline_autoregressive
 import compare
 import optimized_speculative
-from speclab.cli import parsing
+from speclab.cli import decoding
 from speclab.cli.decoding import NEW_TEXT
 from speclab.models import loading
 from speclab.models.cached import CachedModel
@@ -122,7 +123,7 @@ def test_compare_says_it_and_the_record_knows(run, chatty, tmp_path):
     [
         (optimized_speculative, ["--draft", "ngrm"], "'ngrm'; did you mean ngram?"),
         (optimized_speculative, ["--draft", "dial:0.5", "--temperature", "0.8"], "--temperature 0"),
-        (baseline_autoregressive, ["--max-new-tokens", "600"], "context of 512"),
+        (baseline_autoregressive, ["--top-p", "1.5"], "top-p"),
         (compare, ["--draft", "model,ngrm", "--out-dir", "OUT"], "'ngrm'; did you mean ngram?"),
     ],
 )
@@ -143,9 +144,19 @@ def test_a_rule_for_chains_judges_no_branches(monkeypatch, capsys, script):
     is_one_line(capsys.readouterr().err, *said)
 
 
-def test_the_usage_names_what_stands_at_a_place_of_its_own():
-    parser = parsing.make_parser("Does a thing.", "thing.py")
-    for name, number in (("NAME", None), ("FILE", "?"), ("N", "*")):
-        parser.add_argument(name.lower(), nargs=number, metavar=name)
-    parser.add_argument("--flag")
-    assert parser.format_help().splitlines()[0] == "usage: thing.py [options] NAME [FILE] [N ...]"
+def test_the_last_line_counts_the_passes_of_both_loops(pair_folder, capsys, monkeypatch):
+    """Both scripts run, and passes over one or several tokens after the prompt are counted where they are made."""
+    made = []
+    words = ["--target", str(pair_folder / "target"), "--threads", "1", "--engine", "eager", "--max-new-tokens", "24"]
+    words += ["--prompt", "def f(x):", "--prompt", "import", "--ignore-eos", "--stream"]
+    for name in ("step", "verify"):
+        make = getattr(CachedModel, name)
+        monkeypatch.setattr(CachedModel, name, lambda *args, make=make, **more: made.append(1) or make(*args, **more))
+    check = decoding.check_prompts  # before this the checks of loaded models make passes, too
+    monkeypatch.setattr(decoding, "check_prompts", lambda *args: made.clear() or check(*args))
+    assert optimized_speculative.main([*words, "--draft", str(pair_folder / "target")]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    n_tokens, found, one_by_one = map(int, re.findall(r"\d+", line))
+    assert (n_tokens, found) == (48, len(made))
+    assert baseline_autoregressive.main(words) == 0
+    assert one_by_one == len(made) > found

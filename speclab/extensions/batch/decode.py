@@ -22,7 +22,6 @@ from speclab.system.terminal import harmless, note, progress
 
 PROG = "python -m speclab.extensions.batch"
 MOST_ROWS = 1024
-DRAFT_LENGTH = 4
 NO_DRAFT = "none"  # of --draft
 HELP = f"""Decodes all prompts at once, at most B side by side, prints the texts and says how fast it was.
 
@@ -43,8 +42,8 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("-B", "--size", type=rows, default=4, metavar="B", help=size)
     kinds = f"as of optimized_speculative.py; {NO_DRAFT}: token by token (default: %(default)s)"
     flags.add_draft_flag(group, help=kinds)
-    length = f"tokens per draft (default: {DRAFT_LENGTH})"
-    group.add_argument("-k", "--draft-length", type=parsing.at_least(0), metavar="K", help=length)
+    length = "tokens per draft (default: %(default)s)"
+    group.add_argument("-k", "--draft-length", type=parsing.at_least(0), default=4, metavar="K", help=length)
     parser.set_defaults(device_map=None)
     return parser
 
@@ -58,14 +57,10 @@ def run(args: argparse.Namespace) -> int:
     setup, prompts = flags.load(args)
     check_batch(setup.target)
     drafter, about, k = None, "none: one token of each text in a pass", 0
-    typed = [] if args.draft_length is None else [args.draft_length]
     if choice:
         drafter = choice.make(setup, args.seed)
         check_drafter(choice.name, drafter)
-        drafter, k, said = with_length(drafter, choice.name, setup, [*typed, DRAFT_LENGTH][0])
-        about = "\n".join([said, *drafter.length_notes(choice.name, typed)])
-    elif typed:
-        note("-k has no effect: nothing is drafted")
+        drafter, k, about = with_length(drafter, choice.name, setup, args.draft_length)
     registry.check_prompts(setup.target, [drafter] if drafter else [], prompts, args.max_new_tokens)
     note("\n".join([setup.describe(), f"draft   {about}", *flags.describe_chat(prompts, setup.tokenizer)]))
     if len(prompts) < args.size:

@@ -33,10 +33,6 @@ class BlockDrafter(HeadDrafter):
     def room(self) -> int:
         return self.longest_draft
 
-    def length_notes(self, name: str, asked: list[int]) -> list[str]:
-        longer = ",".join(str(k) for k in asked if k > self.longest_draft)
-        return [f"{name} proposes at most {self.longest_draft} tokens; -k {longer} drafts no more"] if longer else []
-
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         super().prefill(target, prompt, sampling)
         self._anchor = prompt[0, :0]  # (1,), the last committed token; it comes with `observe`

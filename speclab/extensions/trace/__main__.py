@@ -17,7 +17,6 @@ import sys
 from pathlib import Path
 
 from speclab.cli import flags, parsing
-from speclab.cli.decoding import DRAFT_LENGTH
 from speclab.extensions.trace import follow, page, shapes, trace_terminal
 from speclab.lab.instruments import LoopFunctions
 from speclab.system.errors import reports_problems
@@ -42,8 +41,8 @@ def parse(words: list[str]) -> argparse.Namespace:
     group = parser.add_argument_group("draft")
     flags.add_draft_flag(group)
     length = parsing.at_least(0) if name else parsing.length_or_auto
-    about = f"tokens per draft{'' if name else ', or auto: chosen in every round'} (default: {DRAFT_LENGTH})"
-    group.add_argument("-k", "--draft-length", type=length, metavar="K", help=about)
+    about = f"tokens per draft{'' if name else ', or auto: chosen in every round'} (default: %(default)s)"
+    group.add_argument("-k", "--draft-length", type=length, default=4, metavar="K", help=about)
     parser.set_defaults(temperature=0.0, ignore_eos=False, shapes=bool(name), uses=(SHAPES,) if name else SHOWN)
     if not name:
         flags.add_decoding_flags(parser)

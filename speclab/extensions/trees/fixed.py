@@ -92,11 +92,6 @@ class TreeDrafter(Branching):
         """The shape says how many tokens a tree has, so there is one entry."""
         return [self.n_tokens]
 
-    def length_notes(self, name: str, asked: list[int]) -> list[str]:
-        """Say that no typed length has an effect."""
-        shape = "x".join(map(str, self.shape))
-        return [f"{name}: a tree of the shape {shape} has {self.n_tokens} tokens; -k is not used"] if asked else []
-
     def shape_in_words(self) -> str:
         """Say in a few words what the trees are."""
         how = "drawn without replacement" if self.sampled else "the most probable ones"

@@ -55,10 +55,6 @@ class MergedDrafter(TreesDrafter):
         for drafter in self.drafters:
             drafter.check_prompts(prompts)
 
-    def length_notes(self, name: str, asked: list[int]) -> list[str]:
-        """Each drafter says which lengths have no effect."""
-        return [note for part in self.parts for note in part.length_notes(f"{name}: its block", asked)]
-
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         self._device = prompt.device
         for drafter in self.drafters:
