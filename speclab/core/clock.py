@@ -18,14 +18,10 @@ def synchronize(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
-_free_events: dict[torch.device, list[Any]] = {}  # making one takes longer than queueing it
-
-
 def mark(device: torch.device) -> Any:
     """Mark a moment in the work of the device: on CUDA an event is queued, and nothing waits; elsewhere all does."""
     if device.type == "cuda":
-        free = _free_events.get(device)
-        event = free.pop() if free else torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
     synchronize(device)
@@ -38,12 +34,6 @@ def seconds_between(start: Any, end: Any) -> float:
         return end - start
     end.synchronize()
     return start.elapsed_time(end) / 1e3
-
-
-def give_back(device: torch.device, marks: list[Any]) -> None:
-    """Let later marks of this device use the events of these, which nobody reads any more."""
-    if device.type == "cuda":
-        _free_events.setdefault(device, []).extend(marks)
 
 
 @contextlib.contextmanager

@@ -5,9 +5,8 @@ that it leaves, as `Rule.law`.
 """
 
 import contextlib
-import pkgutil
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -34,7 +33,7 @@ class Listed(NamedTuple):
 
     usage: str  # NAME, or NAME:ARGUMENT and which arguments there are
     line: str
-    made_from: Any  # the rule; a function of the argument, with ValueError for a wrong one; or "module:name" of either
+    made_from: Rule | Callable[[str], Rule]  # the rule, or what makes it from the argument; ValueError for a wrong one
 
 
 TOKEN = Rule("token", accept_from_logits, "drafted tokens are judged one by one", chains_only=False)
@@ -51,7 +50,6 @@ def rule_of(name: str) -> Rule:
     kind, colon, argument = name.partition(":")
     if kind in RULES or kind in all_rules():
         made_from = RULES[kind].made_from
-        made_from = pkgutil.resolve_name(made_from) if isinstance(made_from, str) else made_from
         with contextlib.suppress(ValueError):
             if callable(made_from):
                 return made_from(argument)

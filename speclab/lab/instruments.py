@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from speclab.core.accept import accept_from_logits
-from speclab.core.clock import give_back, mark, seconds_between
+from speclab.core.clock import mark, seconds_between
 from speclab.core.drafter import Drafter, Wrapper
 from speclab.core.rounds import AcceptRule, Draft, Round
 from speclab.core.rules import TOKEN, Rule
@@ -80,15 +80,14 @@ class PhaseSeconds(UserDict[str, float]):
     """The seconds of a round by phase, which are read when somebody asks for them: reading the events of a GPU takes
     some tenths of a millisecond, which would count as the host's part of the round."""
 
-    def __init__(self, device: torch.device, spans: list[tuple[str, Any, Any]], prefill: bool):
-        self._device, self._spans, self._prefill = device, spans, prefill
+    def __init__(self, spans: list[tuple[str, Any, Any]], prefill: bool):
+        self._spans, self._prefill = spans, prefill
 
     @functools.cached_property
     def data(self) -> dict[str, float]:  # type: ignore[override]
         found: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         for phase, start, end in self._spans:
             found[phase] = found.get(phase, 0.0) + seconds_between(start, end)
-        give_back(self._device, [moment for _, *moments in self._spans for moment in moments])
         whole = found.pop("whole")
         return {"prefill": whole} if self._prefill else found | {"host": whole - sum(found.values())}
 
@@ -135,7 +134,7 @@ def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter,
             return
         all_spans = [("whole", start, now()), *spans]
         spans.clear()
-        yield round_._replace(seconds=PhaseSeconds(device, all_spans, round_.prefill))
+        yield round_._replace(seconds=PhaseSeconds(all_spans, round_.prefill))
 
 
 class VariedLength(Wrapper):
