@@ -7,8 +7,7 @@ logits before it is taken.
 """
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from transformers import PreTrainedModel
@@ -21,7 +20,7 @@ from speclab.models.cached import CachedModel
 from speclab.models.checking import checks
 from speclab.models.family import NoFastBackend, family_of
 from speclab.models.memory import USABLE, free_memory, why_eager
-from speclab.system.errors import first_line, is_out_of_memory
+from speclab.system.errors import first_line
 
 ENGINES = ("auto", "c", "graphs", "eager")
 ASKED_FOR = "asked for"
@@ -37,10 +36,8 @@ def choose(model: PreTrainedModel, wish: str) -> tuple[FastModel | None, str]:
     if wish != "auto" and runs_on_graphs(model) != (wish == "graphs"):
         return None, f"the engine {wish} is for {'CUDA' if wish == 'graphs' else 'a CPU'}"
     fast, why = build(model)
-    if fast is None:
-        return None, why
     usual = "CUDA graphs of the library's own pass" if runs_on_graphs(model) else "a whole pass in C"
-    return fast, "; ".join(filter(None, (ASKED_FOR if wish != "auto" else usual, why)))
+    return fast, why or (usual if wish == "auto" else ASKED_FOR)
 
 
 def runs_on_graphs(model: PreTrainedModel) -> bool:
@@ -51,23 +48,13 @@ def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
     """Return a model in the form of its device's engine, checked; or None and why there is none."""
     if why := family_of(model).why_eager or why_eager(model):
         return None, f"{model.config.model_type} runs eagerly: {why}"
-    makers: list[Callable[[PreTrainedModel], FastModel]] = [on_c]
-    if runs_on_graphs(model):  # parts that cannot be compiled are no reason to go without graphs
-        makers = [GraphedModel, functools.partial(GraphedModel, compile_parts=False)]
-    reason = ""
-    for make in makers:
-        fast: FastModel | None = None  # the one before has matrices of its own
-        try:
-            fast = make(model)
-            check(model, fast)
-        except Exception as error:  # a model's code or a kernel library may raise any; the eager engine is still there
-            text = str(error) if isinstance(error, NoFastBackend) else f"{type(error).__name__}: {first_line(error)}"
-            reason = reason or text
-            if is_out_of_memory(error):
-                break
-        else:
-            return fast, f"without compiled parts: {reason}" if reason else ""
-    return None, f"{model.config.model_type} runs eagerly: {reason}"
+    try:
+        fast: FastModel = GraphedModel(model) if runs_on_graphs(model) else on_c(model)
+        check(model, fast)
+    except Exception as error:  # a model's code or a kernel library may raise any; the eager engine is still there
+        why = str(error) if isinstance(error, NoFastBackend) else f"{type(error).__name__}: {first_line(error)}"
+        return None, f"{model.config.model_type} runs eagerly: {why}"
+    return fast, ""
 
 
 def on_c(model: PreTrainedModel) -> CModel:
