@@ -6,6 +6,7 @@ from its register.py.
 """
 
 import difflib
+import os
 import pkgutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -139,7 +140,7 @@ def read(text: str) -> Choice:
         return kind.read(argument, text)
     if sizes.is_lab_size(text):
         sizes.millions_of(text)
-    elif not loading.exists(text):
+    elif not os.path.exists(text):
         if "," in text:
             raise UsageProblem(f"{text}: this takes one draft; compare.py takes several")
         near = difflib.get_close_matches(name.strip().lower(), kinds(), 1, 0.7)
@@ -220,7 +221,7 @@ def head_choice(
         padded = sizes.is_lab_size(setup.target_name)
         own_width = loading.load_config(loading.LAB_TARGET).hidden_size if padded else None
         # The name of a folder says nothing about the model in it.
-        place = argument or own_head(name, setup.target_name if loading.about(target.model) else "")
+        place = argument or own_head(name, setup.target_name if hasattr(target.model, "about") else "")
         drafter: Any = make_head(place, target.model, own_width)
         target.hidden_layers = tuple(sorted({*target.hidden_layers, *drafter.head.config.layers}))
         if isinstance(drafter, FeatureDrafter) and target.engine == "c":

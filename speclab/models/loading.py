@@ -10,7 +10,6 @@ import io
 import os
 import sys
 import warnings
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +44,6 @@ transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()  # what matters of its warnings is checked here and refused
 NO_CODE = {"trust_remote_code": False}
 PROBE = "def f(x):\n    return {'a': [1, 2.5]}  # naïve Straße 東京\n"  # a text that tokenizers split differently
-LONGEST_WORD = 24  # characters of a word that an error names
 ADVICE = "download it again, give a model in safetensors, or check the name and the network"
 
 
@@ -62,8 +60,6 @@ class Source:
 
 
 SOURCES: list[Source] = []  # the register.py of an extension adds to it
-WITH_OTHER_TOKENIZERS: list[str] = []  # kinds of drafts whose model may have another one; extensions add theirs
-_about: weakref.WeakKeyDictionary[PreTrainedModel, str] = weakref.WeakKeyDictionary()
 
 
 def usages() -> list[str]:
@@ -83,11 +79,6 @@ def source_of(name: str) -> Source | None:
 def place_of(name: str) -> str:
     source = source_of(name)
     return source.folder(name) if source else name
-
-
-def about(model: PreTrainedModel) -> str:
-    """Return what its source says about a model's weights, "" where it came from a folder or from the hub."""
-    return _about.get(model, "")
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -144,7 +135,7 @@ def _whole_model(name: str, dtype: torch.dtype, device: torch.device, device_map
         note(f"{short_name(name)}: its config.json uses no weights {', '.join(unused[:3])}; they are left out")
     eos_ids(model.generation_config)
     if source := source_of(name):
-        _about[model] = source.describe(name, model)
+        model.about = source.describe(name, model)
     return model if "device_map" in options else model.to(device)
 
 
@@ -157,15 +148,12 @@ def load_config(name: str) -> PreTrainedConfig:
 
 
 def check_place(name: str) -> None:
-    """Refuse a name that is neither a model folder nor can be one of the hub, and files that would never end."""
+    """Refuse a name that is neither a model folder nor can be one of the hub."""
     why = ""
     if source := source_of(name):
         source.check(name)
     elif os.path.isdir(name):
-        odd = [p for p in Path(name).iterdir() if os.path.exists(p) and not os.path.isfile(p) and not os.path.isdir(p)]
-        if odd:
-            why = f"{odd[0]} is a device or a pipe, no file of a model"
-        elif os.path.lexists(Path(name) / "adapter_config.json"):
+        if os.path.lexists(Path(name) / "adapter_config.json"):
             why = f"the folder {name} holds an adapter, which must be merged into its model"
         elif not os.path.isfile(Path(name) / "config.json"):
             why = f"there is no config.json in the folder {name}"
@@ -200,17 +188,9 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def exists(name: str) -> bool:
-    """Tell whether there is such a file or folder. A name that no file can have is none."""
-    try:
-        return name != "" and Path(name).exists()
-    except (OSError, ValueError):  # too long, or with a NUL
-        return False
-
-
 def short_name(name: str) -> str:
     """Return a model's name for tables and records, on one line: never an absolute path."""
-    if exists(name):
+    if os.path.exists(name):
         path = Path(name).resolve()
         name = path.relative_to(DATA).as_posix() if path.is_relative_to(DATA) else path.name
     return " ".join(harmless(name).split())
@@ -221,7 +201,8 @@ def describe_model(name: str, model: PreTrainedModel, role: str = "target") -> s
     millions, config = sum(p.numel() for p in model.parameters()) / 1e6, model.config.get_text_config()
     layers = f"{n} layer{'s' * (n != 1)}, " if (n := getattr(config, "num_hidden_layers", 0)) else ""
     padded = sizes.describe_padding(name, role) if sizes.is_lab_size(name) else ""
-    more = "".join(f"; {said}" for said in (padded, about(model), why_eager(model)) if said)
+    about: str = getattr(model, "about", "")  # what its source says of the weights
+    more = "".join(f"; {said}" for said in (padded, about, why_eager(model)) if said)
     return f"{name}: {config.model_type}, {layers}{millions:.1f} M parameters{more}"
 
 
@@ -229,22 +210,21 @@ def check_same_tokenizer(
     target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, target_name: str, draft_name: str
 ) -> int:
     """Refuse a draft whose ids mean other words than the target's.  -> n: ids 0 to n - 1 mean the same to both. One of
-    the two may have more ids at the end. The width of the logits says nothing: families pad it."""
+    the two may have more ids at the end."""
     # An added token may stand beside a word of the same id.
     ours, theirs = ({i: word for word, i in sorted(tokenizer.get_vocab().items())} for tokenizer in (target, draft))
     n = min(max(ours), max(theirs)) + 1
     other = next((i for i in range(n) if ours.get(i) != theirs.get(i)), None)
     probes = [tokenizer(PROBE).input_ids for tokenizer in (target, draft)]
     if other is not None:
-        one, two = (repr(words[other][:LONGEST_WORD]) if other in words else "no word" for words in (theirs, ours))
+        one, two = (repr(words[other][:24]) if other in words else "no word" for words in (theirs, ours))
         what = f"have different tokenizers: id {other} is {one} to the draft, {two} to the target"
     elif probes[0] != probes[1] and max(map(max, probes)) < n:  # a word that one of them lacks may be the reason
         what = "have the same words in their tokenizers and split a text differently"
     else:
         return n
-    extensions.modules("register")
-    kinds = "".join(f"{usage}, " for usage in WITH_OTHER_TOKENIZERS)
-    raise UsageProblem(f"{draft_name} and {target_name} {what}; choose a draft of the target's family, {kinds}or ngram")
+    way_out = "choose a draft of the target's family, one of --draft help for other tokenizers, or ngram"
+    raise UsageProblem(f"{draft_name} and {target_name} {what}; {way_out}")
 
 
 def loaded(name: str, what: str, load: Callable[[], Any], advice: str = ADVICE) -> Any:

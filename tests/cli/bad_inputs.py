@@ -91,13 +91,9 @@ def weights(folder: Path) -> None:
         save_file(good | {"model.norm.weight": norm}, file, metadata={"format": "pt"})
     cut = copied(folder, "weights-cut") / "model.safetensors"
     cut.write_bytes(cut.read_bytes()[:10_000])
-    for name in ("missing", "pickled", "device"):
+    for name in ("missing", "pickled"):
         (copied(folder, f"weights-{name}") / "model.safetensors").unlink()
     torch.save({**good, "more": Path("here")}, folder / "weights-pickled" / "pytorch_model.bin")
-    (folder / "weights-device" / "model.safetensors").symlink_to("/dev/zero")
-    fifo = copied(folder, "config-fifo") / "config.json"
-    fifo.unlink()
-    os.mkfifo(fifo)
 
 
 def tokenizers(folder: Path) -> None:
@@ -173,7 +169,6 @@ ROWS = [
     Row(f"{B} --prompt x --target esc-type", 3, ("config.json", "␛]0;owned␇‹202E›")),
     Row(f"{B} --prompt x --target own-code", 3, ("code of its own, which is never run",)),
     Row(f"{B} --prompt x --target text-eos", 3, ("config.json", "eos_token_id")),
-    Row(f"{B} --prompt x --target config-fifo", 3, ("config-fifo/config.json is a device or a pipe",)),
     # --- weights, tokenizer, generation_config.json ---
     Row(f"{B} --prompt x --target encoder", 3, ("bert attends to later tokens", "causal language model")),
     Row(f"{B} --prompt x --target recurrent", 3, ("recurrent_gemma keeps a state", "rolled back")),
@@ -186,7 +181,6 @@ ROWS = [
     Row(f"{B} --prompt x --target weights-missing", 3, ("weights-missing", "model.safetensors")),
     Row(f"{B} --prompt x --target weights-pickled", 3, ("safetensors",)),
     Row(f"{B} --target weights-nan --prompt x", 3, ("not finite",)),
-    Row(f"{B} --prompt x --target weights-device", 3, ("weights-device/model.safetensors is a device",)),
     Row(f"{B} --prompt x --target tokenizer-missing", 3, ("its tokenizer cannot be used",)),
     Row(f"{B} --prompt x --target template-refuses", 3, ("chat template", "no user may speak; use --no-chat")),
     Row(f"{B} --target tokenizer-huge-id --prompt a", 3, ("token 1000000000", "do not belong together")),

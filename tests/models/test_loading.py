@@ -166,21 +166,6 @@ def test_settings_that_the_lab_leaves_out_are_named_once(copied, capsys):
     assert generation.unapplied_settings(GenerationConfig(**quiet)) == ""
 
 
-@pytest.mark.parametrize(
-    ("name", "neutral", "value"),
-    [
-        ("top_k", 0, 1),
-        ("no_repeat_ngram_size", 0, 1),
-        ("min_new_tokens", 0, 1),
-        ("temperature", 1.0, 0.0),
-        ("renormalize_logits", False, True),
-    ],
-)
-def test_a_setting_is_named_unless_its_own_value_is_neutral(name, neutral, value):
-    assert generation.unapplied_settings(GenerationConfig(**{name: neutral})) == ""
-    assert generation.unapplied_settings(GenerationConfig(**{name: value})) == f"{name} {value}"
-
-
 def test_the_library_runs_with_the_labs_settings_and_gets_its_own_back():
     """A penalty and an end token of the checkpoint must not change the yardstick, nor be lost."""
     model, ids = tiny_llama(0), torch.tensor([[1, 2, 3]])

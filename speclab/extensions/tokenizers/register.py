@@ -37,4 +37,3 @@ def read_other(argument: str, text: str) -> Choice:
 
 add("retokenize:NAME", read_other, "a model with another tokenizer, by way of its text")
 add("intersect:NAME", read_other, "the same, by the tokens that both vocabularies have")
-loading.WITH_OTHER_TOKENIZERS += ["retokenize:NAME", "intersect:NAME"]
