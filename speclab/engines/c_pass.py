@@ -85,8 +85,7 @@ class CModel:
     """A model, or a draft's head, as pass.c reads it. Packed matrices leave `parts` one by one, so that the weights are
     held once more and not twice.
 
-    page: tokens of a page. largest_window: the most tokens that a layer with a window reads, 0 where all read all.
-    bytes_spared: of the weights, as a pass reads them in fewer bytes than their dtype has.
+    page: tokens of a page. bytes_spared: of the weights, as a pass reads them in fewer bytes than their dtype has.
     """
 
     name = "c"
@@ -96,8 +95,6 @@ class CModel:
         if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in (embeddings, head)):
             raise NoFastBackend("the engine c is made for float32 on a CPU")
         self.hidden, self.ids, self.bytes_spared, self.kept = embeddings.shape[1], len(head), 0, []
-        self._windows = [layer.get("window") or 0 for layer in layers]
-        self.largest_window = max(self._windows)
         matrices = [name for name, kind in Layer._fields_ if kind is Matrix]
         owners = [*((layer, name) for layer in layers for name in matrices if layer.get(name)), (parts, "head")]
         for owner, name in owners:
@@ -116,11 +113,6 @@ class CModel:
         self.model = self._struct(Model, parts)
         self.model.layer = ctypes.addressof(self.layers)
         self.page_floats = self.library.page_floats(ctypes.byref(self.model))
-
-    def cut_windows(self, most: int) -> None:
-        """Let layers with a sliding window read so many tokens at most."""
-        for layer, window in zip(self.layers, self._windows, strict=True):
-            layer.window = min(window, most)
 
     def prepare(self, widths: Iterable[int], longest: int) -> None:
         """Nothing to do: any width and length runs."""

@@ -6,9 +6,6 @@ clock has a say in it, so two runs on one machine are comparable. An engine is h
 logits before it is taken.
 """
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 from transformers import PreTrainedModel
 
@@ -24,7 +21,6 @@ from speclab.system.errors import first_line
 
 ENGINES = ("auto", "c", "graphs", "eager")
 ASKED_FOR = "asked for"
-SHORT = 16  # tokens that a sliding window reads in the check of an engine, where it reads more
 FastModel = CModel | GraphedModel
 
 
@@ -68,31 +64,13 @@ def on_c(model: PreTrainedModel) -> CModel:
 
 def check(model: PreTrainedModel, fast: FastModel) -> None:
     """Decode a few tokens through the engine and raise NoFastBackend where the logits are not the model's own uncached
-    ones. Rejected tokens are fed and rolled back on the way, and the text outgrows a page, a bucket and windows."""
+    ones. Rejected tokens are fed and rolled back on the way, and the text outgrows a page or a bucket."""
     n_last = sum(checks.WIDTHS)
-    n_tokens = cuda_graphs.BUCKET + 8 if isinstance(fast, GraphedModel) else fast.page + n_last
-    with short_windows(model, fast):
-        text = checks.random_text(model, n_tokens)
-        right = checks.uncached_logits(model, text)[:, -n_last:]
-        for how in checks.AS_ROUNDS, checks.AS_STEPS:
-            found = checks.cached_logits(CachedModel(model, fast=fast), text, **how)
-            if difference := checks.unexplained(model, found, right):
-                raise NoFastBackend(f"its logits are off by {difference}")
-
-
-@contextlib.contextmanager
-def short_windows(model: PreTrainedModel, fast: FastModel) -> Iterator[None]:
-    """While this is open, sliding windows read SHORT tokens at most, in the library's passes and in the engine's: a
-    text that outgrows a window of thousands would take minutes."""
-    config, usual = model.config.get_text_config(), fast.largest_window
-    if usual > SHORT:
-        own, config.sliding_window = config.sliding_window, SHORT
-        fast.cut_windows(SHORT)
-    try:
-        yield
-    finally:
-        if usual > SHORT:
-            config.sliding_window = own
-            fast.cut_windows(usual)
-        if isinstance(fast, GraphedModel):
-            fast.forget()  # the widths of checks are not those of the run
+    text = checks.random_text(model, fast.page + n_last if isinstance(fast, CModel) else cuda_graphs.BUCKET + 8)
+    right = checks.uncached_logits(model, text)[:, -n_last:]
+    for how in checks.AS_ROUNDS, checks.AS_STEPS:
+        found = checks.cached_logits(CachedModel(model, fast=fast), text, **how)
+        if difference := checks.unexplained(model, found, right):
+            raise NoFastBackend(f"its logits are off by {difference}")
+    if isinstance(fast, GraphedModel):
+        fast.forget()  # the widths of checks are not those of the run

@@ -1,6 +1,5 @@
 """Measures how long a call takes, and how fast the machine reads memory."""
 
-import functools
 from collections.abc import Callable
 
 import torch
@@ -12,23 +11,11 @@ LARGE, COLUMNS = 2**28, 2048  # bytes of the block that is read, more than cache
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of one call, by the device's own clock where it has one.
-
-    A GPU gets other work first, so that the work of the call waits in its queue when the clock starts.
-    """
+    """Return the seconds of one call, by the device's own clock where it has one."""
     synchronize(device)
-    if device.type == "cuda":
-        block = _head_start(device)
-        torch.mm(block, block)
     start = mark(device)
     call()
     return seconds_between(start, mark(device))
-
-
-@functools.cache
-def _head_start(device: torch.device) -> torch.Tensor:
-    """Return a matrix whose square takes a GPU longer than the host needs for a few launches."""
-    return torch.full((4096, 4096), 1e-4, dtype=torch.bfloat16, device=device)
 
 
 def best(call: Callable[[], object], device: torch.device, repeats: int) -> float:

@@ -62,24 +62,6 @@ def test_the_engine_and_the_reason_are_these(make, wish, engine, words):
     assert len(why.splitlines()) == 1
 
 
-@pytest.mark.parametrize("family", ["mistral_window", "gemma3_window"])
-def test_a_window_of_thousands_is_checked_with_a_short_one(family, monkeypatch):
-    """On both sides, and afterwards it is as long as before; a layer that forgets it is refused."""
-    model, lengths = float32(family, sliding_window=4096, max_position_embeddings=8192), []
-    right = engine_choice.checks.cached_logits
-    monkeypatch.setattr(
-        engine_choice.checks,
-        "cached_logits",
-        lambda cached, text, *rest, **how: lengths.append(text.shape[1]) or right(cached, text, *rest, **how),
-    )
-    fast, why = engine_choice.build(model)
-    assert fast is not None, why
-    assert fast.page < max(lengths) < 100
-    assert model.config.sliding_window == fast.largest_window == max(layer.window for layer in fast.layers) == 4096
-    monkeypatch.setattr(c_pass.CModel, "cut_windows", lambda self, most: None)
-    assert engine_choice.build(model)[0] is None
-
-
 def test_wrong_logits_are_no_engine_however_noisy_the_eager_one(monkeypatch):
     """The bound comes from uncached logits: an eager cache that is broken as well does not widen it."""
     monkeypatch.setattr(eager.EagerBackend, "crop", lambda self, n_tokens, length: None)

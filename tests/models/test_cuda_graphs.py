@@ -319,7 +319,7 @@ def on_cuda(monkeypatch):
 
 
 def test_a_gpu_gets_graphs(on_cuda):
-    """With windows, too, and those of the check are not those of the run."""
+    """The widths of the check are not those of the run."""
     chosen, why = engine_choice.choose(tiny("gemma3_window", sliding_window=40), "graphs")
     assert isinstance(chosen, GraphedModel), why
     assert why == "asked for"

@@ -29,7 +29,7 @@ from speclab.engines.cuda.buffers import WrittenInPlace, kv_shapes
 from speclab.engines.cuda.kernels import Kernels, usable_compiler
 from speclab.engines.eager import TextBackend, decoder_layers, layer_outputs, move_rows
 from speclab.engines.windows import masks, window_of
-from speclab.models.family import context_length
+from speclab.models.family import family_of
 
 BUCKET = 256  # rows
 SPARE = 512  # tokens that new buffers can take after a prompt before they have to grow
@@ -61,17 +61,12 @@ class GraphedModel:
 
     def __init__(self, model: PreTrainedModel, compile_parts: bool = True):
         self.model, self.shapes, self.window = model, kv_shapes(model), window_of(model)
-        self.largest_window = self.window.size if self.window else 0
         self.kernels = Kernels(model, usable_compiler(model.device) if compile_parts else None)
         self.layers = range(len(decoder_layers(model)))
         self.widths: set[int] = {1}
         self.longest = 0  # tokens that a text of this run may reach
-        self.most_positions = context_length(model) or sys.maxsize
+        self.most_positions = family_of(model).room(model.config).text or sys.maxsize
         self.free: list[GraphCache] = []
-
-    def cut_windows(self, most: int) -> None:
-        """Let layers with a sliding window read so many tokens at most; graphs that are recorded already do not."""
-        self.window = self.window and self.window._replace(size=min(self.largest_window, most))
 
     def prepare(self, widths: Iterable[int], longest: int) -> None:
         """Graph caches made from now on record passes of these widths, for texts of up to `longest` tokens."""
