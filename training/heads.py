@@ -42,7 +42,7 @@ from speclab.drafts.heads.feature import FeatureHead, HeadConfig
 from speclab.drafts.heads.files import SavedHead, read_head, weights_of, write_head
 from speclab.drafts.heads.rollout import rollout
 from speclab.models import loading
-from speclab.models.family import check_family, context_length
+from speclab.models.family import check_family, family_of
 from speclab.records import files
 from speclab.system import extensions
 from speclab.system.errors import UsageProblem, reports_problems
@@ -172,7 +172,7 @@ def scale_of(texts: list[Known]) -> Tensor:
 def check_target(target: PreTrainedModel) -> list[int]:
     """Raise a Problem for a target for which no head can be trained.  -> the lengths of rows that it has room for"""
     check_family(target, "training.heads", "give another --target")
-    room = context_length(target)
+    room = family_of(target).room(target.config).text
     if lengths := [length for length in ROWS if room is None or length <= room]:
         return lengths
     raise UsageProblem(

@@ -90,5 +90,6 @@ def library_generate(model: PreTrainedModel, ids: Tensor, max_new_tokens: int, *
             output = model.generate(ids, max_new_tokens=max_new_tokens, **options)  # type: ignore[operator]
         finally:
             model.generation_config = own
-    tokens = output[0, family_of(model).room(model).length_after(ids.shape[1]) :].tolist()  # waits for the device
+    n_before = family_of(model).room(model.config).length_after(ids.shape[1])
+    tokens = output[0, n_before:].tolist()  # waits for the device
     return time.perf_counter() - start, tokens

@@ -59,7 +59,7 @@ class CachedModel:
         self.n_ids = embedded_ids(model)  # no other id can go into a pass
         self.vocab_size = min(vocab_size or n_rows, n_rows, self.n_ids)
         self.family = family_of(model)
-        self._room = self.family.room(model)
+        self._room = self.family.room(model.config)
         self.max_length = self._room.text  # positions of prompt and output together; None: no limit
         # Decoder layers whose outputs a draft reads. The baseline keeps them too, so both arms run on the same engine.
         self.hidden_layers: tuple[int, ...] = ()

@@ -67,13 +67,6 @@ class Room:
             )
 
 
-def with_table(room: Room, model: nn.Module) -> Room:
-    """Return the room, no larger than the model's table of positions, in which a padding index takes rows."""
-    tables = (m for name, m in model.named_modules() if "position" in name and isinstance(m, nn.Embedding))
-    rows = [m.num_embeddings - m.padding_idx - 1 for m in tables if m.padding_idx is not None]
-    return replace(room, text=min((n for n in (room.text, *rows) if n), default=None))
-
-
 def configured_room(config: PreTrainedConfig, names: tuple[str, ...] = ()) -> Room:
     """Return the number of positions that the config names, up to the border of its rotary factors, where it has one:
     keys that were cached before it would be wrong after it. names: that the number may have; they come first.
@@ -124,12 +117,9 @@ class Family:
                 "language model"
             )
 
-    def configured_room(self, config: PreTrainedConfig) -> Room:
+    def room(self, config: PreTrainedConfig) -> Room:
+        """Return the number of positions that can be decoded with a cache."""
         return configured_room(config)
-
-    def room(self, model: PreTrainedModel) -> Room:
-        """Return the number of positions that can be decoded with a cache: never more than the config names."""
-        return with_table(self.configured_room(model.config), model)
 
     def cache(self, model: PreTrainedModel) -> DynamicCache:
         """Return an empty cache for the part of the model that writes the text."""
@@ -182,11 +172,6 @@ def check_family(model: PreTrainedModel, what: str, way_out: str, crops: bool = 
     family = family_of(model)
     if not family.one_text or (crops and not family.crops):
         raise UsageProblem(f"{what} does not know {family.plural}, and {model.config.model_type} is one; {way_out}")
-
-
-def context_length(model: PreTrainedModel) -> int | None:
-    """Return the number of positions that can be decoded with a cache; None where the model sets no limit."""
-    return family_of(model).room(model).text
 
 
 @torch.inference_mode()

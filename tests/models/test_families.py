@@ -61,7 +61,7 @@ def library_text(model: PreTrainedModel, prompt: torch.Tensor) -> list[int]:
     """The text that the library's own greedy loop makes of the prompt, without ends and forced tokens."""
     model.generation_config = GenerationConfig(decoder_start_token_id=family_of(model).start_id(model))
     ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=N_NEW)
-    return ids[0, family_of(model).room(model).length_after(prompt.shape[1]) :].tolist()
+    return ids[0, family_of(model).room(model.config).length_after(prompt.shape[1]) :].tolist()
 
 
 def check_decodes(model: PreTrainedModel, why_eager: str) -> None:

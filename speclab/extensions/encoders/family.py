@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache, PreTrainedConfig, PreTrainedModel
 
 from speclab.extensions.encoders.backend import EncoderDecoderBackend, start_id, start_of
-from speclab.models.family import Family, Room, configured_room, named_positions, with_table
+from speclab.models.family import Family, Room, configured_room, named_positions
 from speclab.system.errors import UsageProblem
 
 # A config's own names for the positions of each part, where they differ.
@@ -64,17 +64,11 @@ class EncoderDecoder(Family):
     def check_config(self, config: PreTrainedConfig) -> None:
         """Accept every config."""
 
-    def configured_room(self, config: PreTrainedConfig) -> EncoderRoom:
-        """Return the number of positions that the config names, before weights are read."""
+    def room(self, config: PreTrainedConfig) -> EncoderRoom:
+        """Return the number of positions that the config names."""
         decoder = configured_room(config, OF_DECODERS)
         encoder = getattr(config, "encoder", config).get_text_config()  # a config of its own, or one for both parts
         return EncoderRoom(decoder.text, decoder.rope, named_positions(encoder, OF_ENCODERS))
-
-    def room(self, model: PreTrainedModel) -> EncoderRoom:
-        """Return the number of positions that can be decoded with a cache."""
-        room = self.configured_room(model.config)
-        decoder = with_table(Room(room.text), model.get_decoder())
-        return EncoderRoom(decoder.text, room.rope, with_table(Room(room.encoder), model.get_encoder()).text)
 
     def cache(self, model: PreTrainedModel) -> DynamicCache:
         """Return an empty cache of the decoder's self-attention."""

@@ -22,7 +22,7 @@ from speclab.engines.cuda.buffers import WrittenInPlace, kv_shapes
 from speclab.engines.cuda.cuda_graphs import GraphedModel, rows_read
 from speclab.engines.eager import decoder_layers, layer_outputs
 from speclab.engines.windows import masks, window_of
-from speclab.models.family import context_length
+from speclab.models.family import family_of
 
 Outputs = tuple[Tensor, dict[int, Tensor]]
 """(rows, m, vocab) logits, and (rows, m, hidden) outputs of the layers that were asked for"""
@@ -192,7 +192,8 @@ class GraphedRowBuffers(RowBuffers):
                 read = self.n_read(total)
                 places = torch.arange(read - width, read, device=self.model.device).expand(self.n_rows, -1)
                 seen = places.new_ones((self.n_rows, width, read), dtype=torch.bool)
-                positions = places.clamp(max=(context_length(self.model) or sys.maxsize) - 1)  # buffers may hold more
+                room = family_of(self.model).room(self.model.config)
+                positions = places.clamp(max=(room.text or sys.maxsize) - 1)  # buffers may hold more
                 self._graph((torch.zeros_like(places), positions, additive(seen, self.model.dtype), places))
                 total = read + 1
 

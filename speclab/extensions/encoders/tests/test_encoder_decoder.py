@@ -272,7 +272,7 @@ def test_a_difference_of_greedy_texts_is_judged_by_the_decoders_own_logits(famil
 
 
 def test_the_positions_of_encoder_and_decoder_are_limits_of_their_own():
-    assert FAMILY.room(target_of("t5")) == EncoderRoom(None)
+    assert FAMILY.room(target_of("t5").config) == EncoderRoom(None)
     bart = CachedModel(target_of("bart"))
     assert bart.room == EncoderRoom(64, encoder=64)
     long = PROMPT.repeat(1, 7)  # 63 tokens
@@ -282,9 +282,9 @@ def test_the_positions_of_encoder_and_decoder_are_limits_of_their_own():
         check_prompt(bart, long, 64)
     with pytest.raises(UsageProblem, match="prompt of 65 tokens does not fit the 64 positions of the model's encoder"):
         check_prompt(bart, torch.cat([long, PROMPT[:, :2]], dim=1), 4)
-    assert FAMILY.room(tiny_of("encoder-decoder")) == EncoderRoom(64, encoder=64), "of two configs"
+    assert FAMILY.room(tiny_of("encoder-decoder").config) == EncoderRoom(64, encoder=64), "of two configs"
     led = LEDConfig(max_encoder_position_embeddings=100, max_decoder_position_embeddings=20)
-    assert FAMILY.configured_room(led) == EncoderRoom(20, encoder=100)
+    assert FAMILY.room(led) == EncoderRoom(20, encoder=100)
 
 
 def test_a_draft_with_fewer_positions_drafts_fewer_tokens_near_its_end():
