@@ -1,21 +1,16 @@
 """The parts that the benchmarks share: flags, the start of a record, and pages."""
 
 import argparse
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from draft_models import ModelDrafter
 from speclab.cli.parsing import plain_name, some_path
 from speclab.drafts import registry
-from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.models.timing import seconds
 from speclab.present.screen import circumstances
 from speclab.present.tables import Block, Heading, show
 from speclab.records import files
@@ -58,14 +53,6 @@ def model_drafter(kind: str, setup: Setup, seed: int, why: str) -> ModelDrafter:
     return drafter
 
 
-def check_room(cached: CachedModel, context: int, widest: int) -> None:
-    if cached.max_length is not None and context + widest > cached.max_length:
-        raise UsageProblem(
-            f"--context {context} and a pass over {widest} do not fit the model's context of {cached.max_length}; "
-            f"use --context {max(1, cached.max_length - widest)} or less"
-        )
-
-
 def head_of(
     args: argparse.Namespace, setup: Setup, prompts: Sequence[Prompt] = (), stopped: bool = False, **settings: Any
 ) -> dict[str, Any]:
@@ -100,26 +87,3 @@ def finish(
 def begin(title: str, run: BenchmarkRun) -> list[Block]:
     stopped = "Stopped before the end: only what was complete by then is here." if run.interrupted else None
     return [Heading(title, 1), f"{circumstances(run)}.", stopped]
-
-
-def time_passes(
-    passes: list[tuple[CachedModel, int]], context: int, repeats: int, seed: int = 0, ids: torch.Tensor | None = None
-) -> list[list[float]]:
-    """Return the seconds of every repeat of each (model, width). All follow the same context, and they take turns.
-
-    ids: (1, at least context + the largest width), the text; None: a random one. The caches hold the context
-    afterwards. The first repeat meets new shapes and may be slow.
-    """
-    (first, _), widest = passes[0], max(width for _, width in passes)
-    if ids is None:
-        generator = torch.Generator().manual_seed(seed)
-        ids = torch.randint(0, first.vocab_size, (1, context + widest), generator=generator)
-    ids = ids.to(first.device)
-    for model in {model for model, _ in passes}:
-        model.prefill(ids[:, :context])
-    order = [(model, ids[:, context : context + width], model.length, list[float]()) for model, width in passes]
-    for turn in range(repeats):
-        for model, tokens, length, times in order if turn % 2 == 0 else order[::-1]:  # steady drift cancels
-            times.append(seconds(functools.partial(model.forward, tokens), first.device))
-            model.crop(length)
-    return [times for *_, times in order]

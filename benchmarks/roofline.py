@@ -39,10 +39,10 @@ from speclab.models.family import cached_layers
 from speclab.models.memory import weights_read
 from speclab.models.padded import sizes
 from speclab.models.setup import Setup
-from speclab.models.timing import bandwidth, best, block_bytes
+from speclab.models.timing import bandwidth, best, block_bytes, seconds
 from speclab.present.tables import Block, Cell, Heading, Lines, Table
 from speclab.records.rows import Amount, Count, RecordPart
-from speclab.system.errors import reports_problems
+from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note
 
 # --- the record -------------------------------------------------------------------------------------------------------
@@ -123,10 +123,27 @@ def ceilings_of(setup: Setup, block: int) -> dict[str, float]:
 # --- what the model does ----------------------------------------------------------------------------------------------
 
 
+def time_passes(model: CachedModel, widths: list[int], context: int, repeats: int, seed: int = 0) -> list[list[float]]:
+    """Return the seconds of every repeat of each width, taking turns, after one random text that the cache holds.
+
+    The first repeat meets new shapes and may be slow.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, model.vocab_size, (1, context + max(widths)), generator=generator).to(model.device)
+    model.prefill(ids[:, :context])
+    length, times = model.length, {width: list[float]() for width in widths}
+    for turn in range(repeats):
+        for width in widths if turn % 2 == 0 else widths[::-1]:  # steady drift cancels
+            tokens = ids[:, context : context + width]
+            times[width].append(seconds(functools.partial(model.forward, tokens), model.device))
+            model.crop(length)
+    return list(times.values())
+
+
 def measure_model(args: argparse.Namespace, role: Role, name: str, cached: CachedModel, block: int) -> ModelPasses:
     """Measure passes of one model, and the bandwidth over a block as large as its weights, `block` bytes at most."""
     model, weight_bytes = cached.model, weights_read(cached.model)[1] - getattr(cached.fast, "bytes_spared", 0)
-    runs = common.time_passes([(cached, width) for width in args.widths], args.context, args.repeats + 1, args.seed)
+    runs = time_passes(cached, args.widths, args.context, args.repeats + 1, args.seed)
     passes = [
         Pass(
             width=width,
@@ -226,7 +243,9 @@ def main(argv: list[str] | None = None) -> int:
         drafter = common.model_drafter(args.draft, setup, args.seed, "only a model has passes")
         models.append(("draft", loading.short_name(args.draft), drafter.draft))
     for _, _, cached in models:
-        common.check_room(cached, args.context, args.widths[-1])
+        room = (cached.max_length or sys.maxsize) - args.widths[-1]
+        if args.context > room:
+            raise UsageProblem(f"--context {args.context} and the widest pass do not fit; use --context {room} or less")
     note(setup.describe())
     block = block_bytes(setup.device)
     before = ceilings_of(setup, block)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import common, roofline
+from benchmarks import roofline
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import llama_cpp
 from benchmarks.peers import page as peers_page
@@ -177,7 +177,7 @@ def test_cache_bytes_and_operations_of_a_known_shape():
 
 def test_passes_leave_the_cache_as_it_was(prompt):
     cached = CachedModel(tiny_llama(0))
-    times = common.time_passes([(cached, width) for width in (1, 3, 2)], 20, 2)
+    times = roofline.time_passes(cached, [1, 3, 2], 20, 2)
     assert [len(of_one) for of_one in times] == [2, 2, 2]
     assert cached.length == 20
     assert cached.n_passes == 1 + 6  # prefill, timed

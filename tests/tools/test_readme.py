@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import experts, roofline
+from benchmarks import roofline
 from benchmarks.peers import page as peers_page
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY
@@ -37,11 +37,10 @@ GENERATED = [page for page in PAGES if "<!-- begin" in page.read_text("utf-8")]
 BENCHMARKS = {
     "peers": (peers_page.PeersRun, peers_page.page),
     "roofline": (roofline.RooflineRun, roofline.page),
-    "experts": (experts.ExpertsRun, experts.page),
 }
 # Records of programs that only the history has: what all records have is checked, and their pages stay as they are. Of
 # others, which no test reads, only the page is kept.
-OF_THE_PAST = {"cpu-2-cores-drawn", "cpu-2-cores-same-text"}
+OF_THE_PAST = {"cpu-2-cores-drawn", "cpu-2-cores-experts", "cpu-2-cores-same-text"}
 OF_THE_PAST |= {path.stem for path in (ROOT / "results").glob("cpu-2-cores-*wrong-servers.json")}
 RECORDS = sorted((ROOT / "results").glob("cpu-2-cores*.json"))
 WITH_A_PAGE = [path for path in RECORDS if path.with_suffix(".md").exists() and path.stem not in OF_THE_PAST]
