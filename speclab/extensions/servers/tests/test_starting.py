@@ -1,4 +1,4 @@
-"""The lab's pair on servers of other engines: files that say what the folder says, processes that end, equal rounds."""
+"""The lab's pair on servers of other engines: files that say what the folder says, processes that end."""
 
 import argparse
 import json
@@ -9,18 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from optimized_speculative import speculative_decode
-from speclab.core.rounds import DecodeSettings
-from speclab.drafts import registry
-from speclab.extensions.servers import client, referee, start, written_gguf
-from speclab.extensions.servers.client import Order
-from speclab.extensions.servers.counters import of_rounds
-from speclab.models import loading, prompts
-from speclab.models.setup import load_setup
+from speclab.extensions.servers import start, written_gguf
+from speclab.models import loading
 from speclab.system.errors import EnvironmentProblem
 
-LLAMA_SERVER = os.environ.get("SPECLAB_LLAMA_SERVER", "")  # the program, where it is there
-K, N_TOKENS, PORT = 4, 40, 18090
+K, PORT = 4, 18090
 
 
 def test_a_server_that_does_not_start_is_one_line_and_leaves_nothing():
@@ -98,21 +91,3 @@ def test_vllm_gets_the_word_for_each_kind_of_draft_and_the_name_that_was_typed(d
     assert (said["method"], said["num_speculative_tokens"]) == (word, K)
     assert said.get("model") == (None if draft == "ngram" else place)
     assert "some.gguf" in second
-
-
-@pytest.mark.skipif(not Path(LLAMA_SERVER).is_file(), reason="SPECLAB_LLAMA_SERVER names no llama-server")
-def test_llama_server_makes_the_rounds_of_the_labs_loop(tmp_path):
-    """Text, rounds, drafted and accepted tokens by position, prompt by prompt, in two engines that share no code. No
-    draft is longer than what is left of the text, in llama-server as in the lab."""
-    setup, files = load_setup(loading.LAB_TARGET, threads=1, engine="eager"), []
-    for name in ("target", "draft"):
-        model = loading.load_model(str(loading.LAB_PAIR / name), setup.device, setup.dtype)
-        files.append(str(written_gguf.write_model(model, setup.tokenizer, tmp_path / f"{name}.gguf")))
-    draft = registry.make("model", setup, 0)
-    with start.started(start._llama(LLAMA_SERVER, *files, K, 1), PORT) as (url, _):
-        server = client.find(url)
-        for prompt in prompts.first_of_each_kind(prompts.encode(prompts.standard(), setup.tokenizer), 1):
-            target, settings = setup.target.with_own_cache(), DecodeSettings(N_TOKENS)
-            own = referee.own_rounds(list(speculative_decode(target, draft, prompt.ids, K, settings)), N_TOKENS)
-            found = server.ask(Order(prompt.text, N_TOKENS, chat=False))
-            assert (found.text, found.counts) == (setup.tokenizer.decode(own.tokens), of_rounds(own.rounds, K))
