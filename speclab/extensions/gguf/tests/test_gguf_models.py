@@ -2,7 +2,6 @@
 
 import importlib.util
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -63,8 +62,7 @@ def test_the_model_has_the_numbers_of_the_file_and_its_words(files, own_cache, p
     assert tokenizer.get_vocab().items() >= right.get_vocab().items()
     assert model.generation_config.eos_token_id == 0
     about = loading.describe_model(f"{kind}.gguf", model)
-    assert f"the weights of a GGUF file ({kind} " in about
-    assert "run in float32" in about
+    assert "the weights of a GGUF file, run in float32" in about
     assert (registry.read(name).is_model, registry.read(name).name) == (True, f"{kind}.gguf")
 
 
@@ -107,7 +105,7 @@ def test_a_file_that_ends_too_early_is_refused(files, tmp_path_factory, share):
 
 def test_a_file_is_converted_once_and_again_when_it_changes(files, own_cache, tmp_path, monkeypatch):
     started = []
-    monkeypatch.setattr(convert, "convert", lambda path, folder: started.append(path) or "F32")
+    monkeypatch.setattr(convert, "convert", lambda path, folder: started.append(path))
     file = tmp_path / "model.gguf"
     file.write_bytes((files / "Q8_0.gguf").read_bytes())
     first = register.converted_folder(str(file))
@@ -131,7 +129,7 @@ def test_a_stopped_conversion_leaves_nothing_and_the_next_one_clears_up(files, o
         register.converted_folder(str(files / "Q8_0.gguf"))
     assert [path.name for path in own_cache.iterdir()] == ["lock"]
     (own_cache / "0123.part").mkdir()  # as a process leaves it that was killed
-    monkeypatch.setattr(convert, "convert", lambda *_: "F32")
+    monkeypatch.setattr(convert, "convert", lambda *_: None)
     made = register.converted_folder(str(files / "Q8_0.gguf"))
     assert {str(path) for path in own_cache.iterdir()} - {str(own_cache / "lock")} == {made}
 
@@ -145,18 +143,10 @@ def test_nothing_is_read_where_others_can_write(files, own_cache):
         register.converted_folder(str(files / "Q8_0.gguf"))
 
 
-def test_the_types_of_a_file_are_shares_of_its_numbers():
-    tensors = (("F32", 1), ("Q4_1", 300), ("Q8_0", 100), ("Q4_1", 99))
-    made = [SimpleNamespace(tensor_type=SimpleNamespace(name=name), n_elements=n) for name, n in tensors]
-    assert convert.quantisation(SimpleNamespace(tensors=made)) == "Q4_1 80%, Q8_0 20%, F32 below 1%"
-
-
 def test_names_that_mean_no_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "b.gguf").write_bytes(b"PK\3\4" + bytes(100))
-    for name, said in (("none.gguf", "there is no GGUF file none.gguf"), ("b.gguf", "does not begin as")):
-        with pytest.raises(EnvironmentProblem, match=said):
-            loading.load_tokenizer(name)
+    with pytest.raises(EnvironmentProblem, match=r"there is no GGUF file none\.gguf"):
+        loading.load_tokenizer("none.gguf")
     assert loading.source_of("smollm2") is not None
     for name in ("smollm2", "a.gguf"):
         (tmp_path / name).mkdir()
