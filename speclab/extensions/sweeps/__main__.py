@@ -6,10 +6,10 @@
     python -m speclab.extensions.sweeps mismatch         # drafts ever less like the target, down to random weights
     python -m speclab.extensions.sweeps all              # all of them, one after the other
 
-The names draft-length, temperature, draft-kind and definitions print the command of compare.py that is this sweep.
-What comes out: a table, its predictions beside the measurement, a run record (JSON), a page in Markdown, and a picture.
-A sweep takes one to five minutes on two cores; --limit 1 makes it shorter. See docs/why-not-faster.md. Exit code 1 if a
-greedy difference is not a near-tie, or a sampled row fails its statistics.
+Sweeps of other settings are compare.py with -k 0,1,2,4,8 or --temperature 0,0.4,0.8, and --alone. What comes out: a
+table, its predictions beside the measurement, a run record (JSON), a page in Markdown, and a picture. A sweep takes one
+to five minutes on two cores; --limit 1 makes it shorter. See docs/why-not-faster.md. Exit code 1 if a greedy difference
+is not a near-tie, or a sampled row fails its statistics.
 """
 
 if __name__ == "__main__":
@@ -26,7 +26,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -53,21 +52,13 @@ from speclab.present.tables import CELLS, Block, Cell, Heading, Lines, Markdown,
 from speclab.records.files import LabRun
 from speclab.records.rows import Facts, Noise, Row
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.terminal import note, say
+from speclab.system.terminal import note
 from speclab.theory import attribution
 from speclab.theory.attribution import Value, decoding
-from speclab.theory.formulas import book_formula
 
 ALL = "all"
-COMPARED = {  # sweeps that are comparisons
-    "draft-length": "-k 0,1,2,3,4,5,6,7,8,10,12,14,16 --temperature 0",
-    "temperature": "-k 4 --temperature 0,0.2,0.4,0.6,0.8,1,1.2",
-    "draft-kind": "-k 4 --temperature 0 --draft model,ngram,dial:0.5",
-    "definitions": "-k 1,2,4,8 --temperature 0",
-}
 CONTEXTS = (128, 256, 512, 1024, 1800)  # prompt tokens
 OUTPUT_LENGTHS = (8, 16, 32, 64, 128, 512)  # new tokens
-NEAR = 0.05  # the book's formula counts as right where it is at most this far from the measurement
 ACCURACIES = [f"dial:{i / 10:g}" for i in range(11)]
 FREE_ORACLES = [f"{dial}:free" for dial in ACCURACIES]
 # The defaults of what the command line leaves open: those of every sweep, and those that one sweep has of its own.
@@ -273,19 +264,6 @@ def verdict(point: Point) -> str:
     return "unclear" if point.verdict == "unclear" else attribution.verdict(*decoding(point))
 
 
-def crossings(xs: list[float], ys: list[float], level: float) -> list[float]:
-    """Return the places where the broken line through the points passes `level`, from left to right."""
-    places = []
-    for (x0, y0), (x1, y1) in pairwise(zip(xs, ys, strict=True)):
-        if (y0 - level) * (y1 - level) < 0:
-            places.append(x0 + (level - y0) / (y1 - y0) * (x1 - x0))
-        elif y0 == level != y1:
-            places.append(x0)
-    if ys and ys[-1] == level:
-        places.append(xs[-1])
-    return places
-
-
 def by_acceptance(points: list[Point]) -> dict[float, Point]:
     """Return a dict: measured alpha -> the drafting point, along alpha."""
     known = {p.acceptance_rate: p for p in points if p.acceptance_rate is not None and p.draft_length}
@@ -303,23 +281,11 @@ def break_even(points: list[Point]) -> Value | None:
         values = [getattr(point, key) for point in known.values()]
         if not values or None in values or values[0] >= 1:
             return None
-        return next(iter(crossings(list(known), values, 1)), None)
+        places = pairwise(zip(known, values, strict=True))
+        return next((x0 + (1 - y0) / (y1 - y0) * (x1 - x0) for (x0, y0), (x1, y1) in places if y0 < 1 <= y1), None)
 
     alpha = first("speedup")
     return None if alpha is None else Value(alpha, first("speedup_high"), first("speedup_low"))
-
-
-def near_book(points: list[Point]) -> list[tuple[float, float]]:
-    """Return the stretches of alpha on which the book's formula is within NEAR of the measurement.
-
-    Between two points the error, book / measured - 1, is taken as a straight line: both curves bend, and in their
-    ratio most of the bending is gone.
-    """
-    known = by_acceptance(points)
-    alphas, errors = list(known), [book_formula(a, p.draft_length) / p.speedup - 1 for a, p in known.items()]
-    edges = {*alphas[:1], *alphas[-1:], *crossings(alphas, errors, NEAR), *crossings(alphas, errors, -NEAR)}
-    middles = pairwise(sorted(edges))
-    return [(low, high) for low, high in middles if abs(np.interp((low + high) / 2, alphas, errors)) < NEAR]
 
 
 def round_cost(point: Point) -> float | None:
@@ -334,13 +300,12 @@ def round_cost(point: Point) -> float | None:
 
 
 def lines(sweep: SweepRun) -> Lines:
-    """Return the columns' legend, what acceptance says of each curve, then the notes on the run."""
+    """Return the columns' legend, where each curve of acceptance breaks even, then the notes on the run."""
     filled = []
     for label, points in curves(sweep).items() if sweep.sweep == "acceptance" else ():
         even = break_even(points)
         said = f"{even.value:.2f} ({interval(even.low, even.high)})" if even else "-"
-        near = ", ".join(interval(*stretch) for stretch in near_book(points)) or "-"
-        filled.append(f"{label}: break-even at α = {said}; book(α) within {NEAR:.0%} of the measurement at α = {near}")
+        filled.append(f"{label}: break-even at α = {said}")
     return Lines([SWEEPS[sweep.sweep].legend, *filled, *noise_lines(sweep.noise), *remarks(sweep), rough_line(sweep)])
 
 
@@ -443,9 +408,6 @@ SWEEPS = {
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
-    if args.sweep in COMPARED:
-        say(f"python compare.py --alone {COMPARED[args.sweep]}")
-        return 0
     names = list(SWEEPS) if args.sweep == ALL else [args.sweep]
     if len(names) > 1 and args.prompts == "-":
         raise UsageProblem("--prompts - is for one sweep; run the sweeps one by one")
@@ -462,7 +424,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = parsing.make_parser(__doc__ or "", "python -m speclab.extensions.sweeps")
-    parser.add_argument("sweep", choices=[*SWEEPS, *COMPARED, ALL], metavar="NAME", help="what to change, see above")
+    parser.add_argument("sweep", choices=[*SWEEPS, ALL], metavar="NAME", help="what to change, see above")
     flags.add_shared_flags(parser)
     group = parser.add_argument_group("experiment")
     kinds = "as of compare.py, but no drafts with branches (default: model,ngram; acceptance has dials)"

@@ -1,4 +1,4 @@
-"""The sweeps' views: lines and cells follow the numbers, tables fit, the region of agreement is where it was put."""
+"""The sweeps' views: lines and cells follow the numbers, and tables fit."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from speclab.extensions.sweeps.__main__ import Point, SweepRun
 from speclab.present import tables
 from speclab.records.files import SCHEMA_VERSION
 from speclab.records.rows import Noise
-from speclab.theory.formulas import book_formula, model_speedup
+from speclab.theory.formulas import model_speedup
 from tests.present.made import make_row
 
 DRAFT, VERIFY, OVERHEAD = 0.15, 1.3, 0.05  # costs of the made-up machine, in decode steps
@@ -126,44 +126,14 @@ def test_no_difference_where_the_interval_covers_one():
 # --- acceptance -------------------------------------------------------------------------------------------------------
 
 
-def dial(miss, costs=COSTS, half=0.04):
-    """A dial sweep at k = 4 whose measured values are off the book's formula by miss(alpha)."""
-    alphas = [i / 10 for i in range(11)]
-    speeds = [book_formula(a, 4) / (1 + miss(a)) for a in alphas]
-    made = [point(a, "dial", alpha=a, speedup=s, half=half, costs=costs) for a, s in zip(alphas, speeds, strict=True)]
-    return sweep("acceptance", made)
-
-
-@pytest.mark.parametrize(
-    ("miss", "regions"),
-    [
-        (lambda a: 0.5 * (a - 0.62), [(0.52, 0.72)]),  # a straight line, so its crossings are exact
-        (lambda a: -2 * (a - 0.55), [(0.525, 0.575)]),  # in and out between two points, neither of which is near
-        (lambda a: abs(a - 0.5) - 0.2, [(0.25, 0.35), (0.65, 0.75)]),
-        (lambda a: 0.3 * a - 0.02, [(0.0, 0.07 / 0.3)]),  # begins inside
-        (lambda a: 0.04, [(0.0, 1.0)]),
-        (lambda a: 0.06, []),
-        (lambda a: -0.06 - a, []),
-    ],
-)
-def test_region_of_agreement(miss, regions):
-    found = sweeps.near_book(dial(miss).points)
-    assert found == [pytest.approx(r) for r in regions]
-
-
-def test_the_region_is_said():
-    assert "book(α) within 5% of the measurement at α = 0.52 to 0.72" in lines(dial(lambda a: 0.5 * (a - 0.62)))
-    assert "book(α) within 5% of the measurement at α = -" in lines(dial(lambda a: 0.2 + (a - 0.3) ** 2))
-
-
 def test_break_even():
     """Speedup 0.5 + alpha passes 1 at 0.5, 1.2 times it at 1/3, 0.8 times it at 0.75."""
     made = [timed(point(a, "dial", alpha=a), 0.5 + a, 0.8 * (0.5 + a), 1.2 * (0.5 + a)) for a in (0, 0.2, 0.6, 1)]
     assert sweeps.break_even(made) == pytest.approx((0.5, 1 / 3, 0.75))
-    assert "dial: break-even at α = 0.50 (0.33 to 0.75);" in lines(sweep("acceptance", made))
+    assert "dial: break-even at α = 0.50 (0.33 to 0.75)" in lines(sweep("acceptance", made))
     assert sweeps.break_even(made[::-1]) == sweeps.break_even(made), "the order of points says nothing"
     for speed in (1.5, 0.9):
-        assert "break-even at α = -;" in lines(sweep("acceptance", [timed(p, speed) for p in made]))
+        assert "break-even at α = -" in lines(sweep("acceptance", [timed(p, speed) for p in made]))
     wide = [replace(p, speedup_low=0.1) for p in made]
     assert "break-even at α = 0.50 (-)" in lines(sweep("acceptance", wide)), "no end, no interval"
 

@@ -1,13 +1,11 @@
 """Every sweep end to end on a tiny pair: record, page, picture, exit code; and what Ctrl-C and bad flags do."""
 
 import re
-import shlex
 
 import pytest
 
-from speclab.cli import compare
 from speclab.extensions.sweeps import __main__ as sweeps
-from speclab.extensions.sweeps.__main__ import COMPARED, SWEEPS, SweepRun, main, make_parser
+from speclab.extensions.sweeps.__main__ import SWEEPS, SweepRun, main, make_parser
 from speclab.lab import comparison, known_texts
 from speclab.models import prompts
 from speclab.records.files import read
@@ -117,7 +115,7 @@ def test_a_stop_after_the_measurement_keeps_its_rows(run, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("name", "words", "code", "said"),
     [
-        ("nonsense", [], 2, "draft-length"),
+        ("nonsense", [], 2, "acceptance"),
         ("context", ["--trace", "x.html"], 2, "unrecognized arguments: --trace"),
         ("all", ["--prompts", "-"], 2, "one by one"),
         ("context", ["--max-new-tokens", "500"], 2, "fewer --max-new-tokens"),
@@ -144,14 +142,3 @@ def test_every_command_of_a_page_can_be_typed():
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     shown = [name for page in pages for name in re.findall(r"extensions\.sweeps ([\w-]+)", page.read_text("utf-8"))]
     assert {make_parser().parse_args([name]).sweep for name in shown} >= set(SWEEPS)
-
-
-@pytest.mark.parametrize("name", COMPARED)
-def test_a_sweep_that_is_a_comparison_prints_its_command(name, capsys):
-    """It can be typed: compare.py knows its flags."""
-    assert main([name]) == 0
-    _, script, *words = shlex.split(capsys.readouterr().out)
-    assert script == "compare.py"
-    args = compare.make_parser("").parse_args(words)
-    assert args.draft_length
-    assert args.temperature
