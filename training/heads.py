@@ -12,8 +12,8 @@ A head learns from what the target itself writes, because that is where it will 
 template answers questions that it has asked itself, and every target continues pieces of the sources of Python's
 standard library. A head for more than 8,192 ids proposes the most frequent ones, with the target's own embedding and
 output layer. --minutes is the whole time: in two fifths of it the target writes, and the head learns in the rest. Each
-tenth of that it is scored by rounds replayed on held-out answers, and the best one so far stands in --out. What the
-target has written stands there, too (texts.json): the same command goes on from it. No network or GPU is needed.
+tenth of that it is scored by rounds replayed on held-out answers, and the best one so far stands in --out. No network
+or GPU is needed.
 
 What comes out, in --out: config.json and model.safetensors in the `speculators` format, or in one of the lab's own
 where that has none. A target and a draft model are folders that any program loads. training.json has the settings, and
@@ -24,7 +24,6 @@ if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C before main() runs, and missing libraries, are one line
 
 import argparse
-import contextlib
 import copy
 import functools
 import json
@@ -50,10 +49,10 @@ from speclab.system.files import check_writable, write_whole
 from speclab.system.terminal import note, say
 from training import corpus, pair
 from training.passes import Passes
-from training.recipes import DEPTH, Distance, Reading, Recipe, chain_loss, distance, draw, layers_to_read, sizes_of
+from training.recipes import DEPTH, Reading, Recipe, chain_loss, draw, layers_to_read, sizes_of
 from training.scoring import Known, greedy_texts, known, score
-from training.steps import TrainingFacts, at_once, has_compiler, train
-from training.texts import PLAIN, PLAIN_OF_CHATS, ROWS, Text, batch, encode, frequent_ids, packed, written
+from training.steps import TrainingFacts, at_once, train
+from training.texts import PLAIN, PLAIN_OF_CHATS, ROWS, batch, encode, frequent_ids, packed, written
 
 OF_TABLES = 0.5  # the rate of embeddings, norms and output layers, as a share of --rate
 FEW_TOKENS = 2048  # of a step
@@ -96,15 +95,13 @@ def fresh_feature(
     return head
 
 
-def rollout_loss(
-    head: FeatureHead, read: Reading, tokens: Tensor, starts: Tensor, distance: Distance = distance
-) -> Tensor:
+def rollout_loss(head: FeatureHead, read: Reading, tokens: Tensor, starts: Tensor) -> Tensor:
     """The loss of a feature head, on chains of its own outputs, as it will draft (the "training-time test" of EAGLE-3).
 
-    read: gives what the target computes. tokens: (batch, n). starts: (batch, chains). distance: maybe compiled.
+    read: gives what the target computes. tokens: (batch, n). starts: (batch, chains).
     """
     hidden, target = read(tokens)
-    return chain_loss(rollout(head, hidden, tokens, DEPTH, starts), target, distance)
+    return chain_loss(rollout(head, hidden, tokens, DEPTH, starts), target)
 
 
 KINDS: dict[str, Recipe] = {
@@ -192,15 +189,7 @@ def train_head(args: argparse.Namespace, device: torch.device) -> tuple[dict[str
     narrow = kind.narrows and not args.init and vocab > DRAFT_IDS
     made = None if narrow else head_to_train(target, tokenizer, args)  # it may refuse, so before any text is written
     documents = list(corpus.standard_library())
-    settings: dict[str, Any] = {key: getattr(args, key) for key in ("target", "minutes", "seed")}
-    settings["weights"] = float(sum(weight.double().sum() for weight in target.parameters()))  # a target may be another
-    file = args.out / "texts.json"
-    if (kept := kept_texts(file, settings)) is not None:
-        held_out, answers = kept
-    else:
-        seconds = 60 * OF_TEXTS * args.minutes
-        held_out, answers = written(target, tokenizer, documents, lengths, seconds, args.seed)
-        write_whole(file, json.dumps({"settings": settings, "texts": [held_out, answers]}))
+    held_out, answers = written(target, tokenizer, documents, lengths, 60 * OF_TEXTS * args.minutes, args.seed)
     if made is None:
         made = head_to_train(target, tokenizer, args, frequent_ids(answers, vocab, DRAFT_IDS).to(device))
     head, ids = made[0].to(device), made[1]
@@ -249,9 +238,7 @@ def train_head(args: argparse.Namespace, device: torch.device) -> tuple[dict[str
             write_whole(args.out / "training.json", json.dumps(about | asdict(facts), indent=1) + "\n")
 
     look(TrainingFacts())
-    # On a GPU a whole training may be over before all shapes are compiled.
-    apart = torch.compile(distance, dynamic=False) if has_compiler() and device.type != "cuda" else distance
-    loss_of = functools.partial(kind.loss, head, Passes(target, layers, ids, scale), distance=apart)
+    loss_of = functools.partial(kind.loss, head, Passes(target, layers, ids, scale))
     facts = train(head, batches, loss_of, seconds, args.rate, args.kind, OF_TABLES, look)
     look(facts, is_last=True)
     of_best, ids = kind.trained(target, argparse.Namespace(**vars(args) | {"init": str(args.out)}))
@@ -261,15 +248,6 @@ def train_head(args: argparse.Namespace, device: torch.device) -> tuple[dict[str
     draft = args.out if args.kind == "model" else f"{args.kind}:{args.out}"
     note(f"to use it, type: python compare.py --target {args.target} --draft {draft}")
     return about | asdict(facts) | {"scores": scores}, scores
-
-
-def kept_texts(file: Path, settings: dict[str, Any]) -> list[list[Text]] | None:
-    """Return the texts of an earlier start of the same training, held-out ones first; None where there are none."""
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        kept = json.loads(file.read_text("utf-8"))
-        if kept["settings"] == settings:
-            return [[Text(*text) for text in some] for some in kept["texts"]]
-    return None
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -296,7 +274,6 @@ def _add_shared_flags(parser: argparse.ArgumentParser, minutes: int) -> None:
     parser.add_argument("--minutes", type=parsing.positive, default=minutes, help=usual)
     parser.add_argument("--rate", type=parsing.positive, default=4e-3, help="peak learning rate (default: 0.004)")
     parser.add_argument("--device", choices=("cpu", "cuda", "mps"), default="cpu", help="(default: cpu)")
-    parser.add_argument("--threads", type=parsing.at_least(1), help="(default: all cores)")
     parser.add_argument("--seed", type=parsing.seed, default=0, help="(default: 0)")
     parser.add_argument("--out", type=parsing.some_path, help="folder for what was trained (default: build/KIND)")
 
@@ -304,8 +281,6 @@ def _add_shared_flags(parser: argparse.ArgumentParser, minutes: int) -> None:
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    if args.threads:
-        torch.set_num_threads(args.threads)
     device = loading.choose_device(args.device)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # products in TF32

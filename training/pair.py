@@ -26,8 +26,8 @@ from transformers import (
 from speclab.drafts.heads.files import SavedHead
 from speclab.models import loading
 from training import corpus
-from training.recipes import Distance, Reading, Recipe, distance
-from training.steps import crops, has_compiler, next_token_loss, train
+from training.recipes import Reading, Recipe, distance
+from training.steps import crops, next_token_loss, train
 from training.texts import encode
 
 BATCH_TOKENS = {"cuda": 131072}  # tokens of a step, by device
@@ -46,11 +46,7 @@ def train_target(args: argparse.Namespace, device: torch.device) -> tuple[dict[s
     tokenizer = train_tokenizer(d.text for d in documents if not d.held_out)
     stream, held_out = (encode(tokenizer, [d.text for d in documents if d.held_out == out]) for out in (False, True))
     torch.manual_seed(args.seed)
-    model = llama(fused=device.type == "cuda").to(device)  # type: ignore[arg-type]
-    if has_compiler():  # all layers share one compiled body for each shape
-        torch._dynamo.config.cache_size_limit = 64
-        for layer in model.model.layers:
-            layer.compile(dynamic=False)
+    model = llama().to(device)  # type: ignore[arg-type]
     stream, n_tokens = stream.to(device), BATCH_TOKENS.get(device.type, FEW_TOKENS)
 
     def batches(step: int) -> list[tuple[Tensor, ...]]:
@@ -58,15 +54,13 @@ def train_target(args: argparse.Namespace, device: torch.device) -> tuple[dict[s
 
     loss_of = functools.partial(next_token_loss, model)
     facts = train(model, batches, loss_of, 60 * args.minutes, args.rate, "target")
-    plain = llama()  # its layers are not compiled
-    plain.load_state_dict(model.state_dict())
-    plain.to(dtype=torch.bfloat16).save_pretrained(args.out, max_shard_size="14MB")  # type: ignore[call-arg]
+    model.to(dtype=torch.bfloat16).save_pretrained(args.out, max_shard_size="14MB")  # type: ignore[call-arg]
     tokenizer.save_pretrained(args.out)
     loss = held_out_loss(LlamaForCausalLM.from_pretrained(args.out, dtype=torch.float32), held_out)
     about = {
         "corpus": corpus.manifest(documents),
         "tokens": {"training": len(stream), "held_out": len(held_out), "vocabulary": VOCABULARY},
-        "parameters": plain.num_parameters(),
+        "parameters": model.num_parameters(),
         "seed": args.seed,
         **vars(facts),
         "held_out_loss": round(loss, 4),
@@ -74,12 +68,8 @@ def train_target(args: argparse.Namespace, device: torch.device) -> tuple[dict[s
     return about, {"held_out_loss": round(loss, 4)}
 
 
-def llama(fused: bool = False) -> LlamaForCausalLM:
-    """A random Llama: heads of 64, rotary positions, embeddings tied to the output.
-
-    fused: attention in one kernel, for a GPU. On a CPU eager attention, compiled, trains half as fast again in
-    bfloat16.
-    """
+def llama() -> LlamaForCausalLM:
+    """A random Llama: heads of 64, rotary positions, embeddings tied to the output."""
     heads = SHAPE["hidden_size"] // 64
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -91,7 +81,6 @@ def llama(fused: bool = False) -> LlamaForCausalLM:
         bos_token_id=None,
         eos_token_id=0,
         pad_token_id=0,
-        attn_implementation="sdpa" if fused else "eager",  # type: ignore[call-arg]
         **SHAPE,  # type: ignore[arg-type]
     )
     return LlamaForCausalLM(config)
@@ -162,9 +151,7 @@ def fresh_model(
     return DraftModel(draft, tokenizer)
 
 
-def model_loss(
-    draft: DraftModel, read: Reading, tokens: Tensor, starts: Tensor, distance: Distance = distance
-) -> Tensor:
+def model_loss(draft: DraftModel, read: Reading, tokens: Tensor, starts: Tensor) -> Tensor:
     """The mean over all positions. starts: not used."""
     return distance(read(tokens)[1], draft.logits(tokens))
 

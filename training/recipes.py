@@ -38,7 +38,6 @@ def likely(logits: Tensor) -> Likely:
     return Likely((top.values - logits.logsumexp(-1, keepdim=True)).exp(), top.indices)
 
 
-Distance = Callable[[Likely, Tensor], Tensor]
 # ids (batch, n) -> outputs of layers side by side (batch, n, layers * hidden), what is likely after each position
 Reading = Callable[[Tensor], tuple[Tensor, Likely]]
 
@@ -65,11 +64,11 @@ def distance(target: Likely, draft_logits: Tensor) -> Tensor:
     return CROSS_ENTROPY_WEIGHT * cross_entropy + (1 - kept) + (1 - kept_at_low)
 
 
-def chain_loss(chains: Iterable[tuple[Tensor, Tensor]], target: Likely, distance: Distance) -> Tensor:
+def chain_loss(chains: Iterable[tuple[Tensor, Tensor]], target: Likely) -> Tensor:
     """Return the loss of a draft that goes on from its own states: the mean over depths, weighted by CHAIN_DECAY.
 
     chains: by depth j the positions t of the chains (batch, chains), and the logits of token t + 2 + j, (batch, chains,
-    draft vocabulary). distance: maybe compiled.
+    draft vocabulary).
     """
     total, weights = torch.zeros((), device=target.ids.device), 0.0
     for step, (positions, drafted) in enumerate(chains):
@@ -140,7 +139,7 @@ class Recipe:
     """The training of one kind of draft. fresh: gives the head before its first step, for a target, its tokenizer, the
     flags and the ids that it may propose. trained: gives a head that is trained already, and its ids. loss: takes the
     head, what gives the target's states and what is likely after them, ids (batch, n), positions t (batch, chains) of
-    which the tokens from t + 2 on are to be drafted, and the distance, which may be compiled. write: writes into a
+    which the tokens from t + 2 on are to be drafted. write: writes into a
     folder. intermediate: the width of its MLPs, None: it depends on the target. chains: the number of positions as a
     share of a row's tokens. narrows: whether the head can propose a part of the target's ids.
     """

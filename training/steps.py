@@ -1,7 +1,6 @@
 """The training of a small causal language model: optimizers, batches, the loss, and the loop."""
 
 import math
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -177,8 +176,3 @@ def _gradients(model: nn.Module, micro_batches: list[tuple[Tensor, ...]], loss_o
         loss.backward()
         total += loss.detach()
     return total
-
-
-def has_compiler() -> bool:
-    """Tell whether this machine has the compiler that torch.compile needs for a CPU."""
-    return bool(shutil.which("g++") or shutil.which("clang++"))

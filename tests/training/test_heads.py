@@ -33,7 +33,6 @@ def target(monkeypatch):
     monkeypatch.setattr(loading, "load_tokenizer", lambda name: tokenizer)
     monkeypatch.setattr(loading, "load_model", lambda *_: model)
     monkeypatch.setattr(heads, "DRAFT_IDS", N_IDS)
-    monkeypatch.setattr(heads, "has_compiler", lambda: False)
     monkeypatch.setattr(training_texts, "ANSWER", 60)
     ids = torch.arange(40)[None]
     monkeypatch.setattr(heads, "greedy_texts", lambda *given: {"code": [heads.known(model, ids, 9, given[-1])]})
@@ -61,22 +60,6 @@ def check_training(kind, read_head, target, folder):
     again = json.loads((further / "training.json").read_text())
     assert again["init"]["steps"] == 1
     assert torch.equal(read_head(str(further), target)[1], ids)
-
-
-def test_texts_that_are_written_already_are_learned_from(target, tmp_path, monkeypatch):
-    """Those of other settings are not."""
-    right, calls = heads.written, []
-
-    def written(*args):
-        calls.append(args[-1])
-        return right(*args)
-
-    monkeypatch.setattr(heads, "written", written)
-    monkeypatch.setattr(heads, "train", lambda *_: 1 / 0)
-    for more in ([], [], ["--seed", "1"]):
-        with pytest.raises(ZeroDivisionError):
-            heads.train_head(heads.parse(words("feature", tmp_path, *more)), torch.device("cpu"))
-    assert calls == [0, 1]
 
 
 @pytest.mark.parametrize("init", [False, True])

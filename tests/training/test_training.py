@@ -111,7 +111,6 @@ def test_a_target_is_trained_and_written(tmp_path, monkeypatch, capsys):
     text = "def f(x):\n    return x + 1\n" * 400
     monkeypatch.setattr(corpus, "standard_library", lambda: [Document(f"{i}.py", text) for i in range(40)])
     monkeypatch.setattr(pair, "SHAPE", {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64})
-    monkeypatch.setattr(pair, "has_compiler", lambda: False)
 
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")

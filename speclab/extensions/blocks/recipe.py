@@ -14,7 +14,7 @@ from speclab.drafts.heads.files import weights_of
 from speclab.extensions.blocks.files import read_block, write_block
 from speclab.extensions.blocks.head import BlockConfig, BlockHead, blocks
 from speclab.system.errors import UsageProblem
-from training.recipes import Distance, Reading, Recipe, distance, draw, layers_to_read, sizes_of
+from training.recipes import Reading, Recipe, distance, draw, layers_to_read, sizes_of
 
 SLOTS, LAYERS = 7, 2  # tokens and layers of a block
 MARKOV_RANK = 64  # the rank of the Markov head, which is a bias by the token before
@@ -54,11 +54,11 @@ def unused_id(tokenizer: PreTrainedTokenizerBase, vocab: int) -> int:
     raise UsageProblem("every id of this target may be in a text, and none is left for masks; train a feature head")
 
 
-def block_loss(head: BlockHead, read: Reading, tokens: Tensor, starts: Tensor, distance: Distance = distance) -> Tensor:
+def block_loss(head: BlockHead, read: Reading, tokens: Tensor, starts: Tensor) -> Tensor:
     """Compute the loss of a block head: the mean over slots, weighted by SLOT_DECAY.
 
     read: gives what the target computes. tokens: (batch, n). starts: (batch, blocks); the block of position t begins
-    with the token after it. distance: maybe compiled.
+    with the token after it.
     """
     hidden, target = read(tokens)
     anchors = starts + 1
