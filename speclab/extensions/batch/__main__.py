@@ -2,8 +2,6 @@
 
     python -m speclab.extensions.batch                      # 1, 2, 4, 8 and 16 texts at a time
     python -m speclab.extensions.batch --quick -B 1,4       # fewer prompts, tokens and lengths
-    python -m speclab.extensions.batch decode -B 8          # decode eight prompts side by side and print the texts
-    python -m speclab.extensions.batch decode -B 8 --draft none    # the same token by token
 
 All prompts are decoded so many at a time, token by token and with every draft at every length. A row whose text has
 ended takes the next prompt. What comes out: whether the texts are right, the best draft length of each batch beside
@@ -20,7 +18,7 @@ import sys
 
 from speclab.cli import compare, flags, parsing
 from speclab.cli.compare import Output, show
-from speclab.extensions.batch import decode, shown
+from speclab.extensions.batch import shown
 from speclab.extensions.batch.measure import check, compare_batches
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
@@ -29,6 +27,7 @@ from speclab.present.screen import screen
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import say
 
+MOST_ROWS = 1024
 # What the command line leaves open. limit 0: all prompts, so that a batch of 16 holds no copies.
 SIZES = {
     "default": {"limit": 0, "max_new_tokens": 48, "draft_length": "2,4,6"},
@@ -39,10 +38,7 @@ SIZES = {
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    words = sys.argv[1:] if argv is None else argv
-    if words[:1] == ["decode"]:
-        return decode.run(decode.make_parser().parse_args(words[1:]))
-    args = filled(make_parser().parse_args(words))
+    args = filled(make_parser().parse_args(argv))
     config, output = _prepare(args)
     say(compare.head(config))
     record, measured = compare_batches(config, args.sizes)
@@ -53,12 +49,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = parsing.make_parser(__doc__ or "", decode.PROG)
+    parser = parsing.make_parser(__doc__ or "", "python -m speclab.extensions.batch")
     flags.add_model_flags(parser)
     flags.add_text_flags(parser)
     group = parser.add_argument_group("experiment")
     sizes = "texts that are decoded side by side (default: %(default)s)"
-    read = functools.partial(parsing.numbers, kind=int, smallest=1, flag="-B", largest=decode.MOST_ROWS)
+    read = functools.partial(parsing.numbers, kind=int, smallest=1, flag="-B", largest=MOST_ROWS)
     group.add_argument("-B", "--sizes", type=read, metavar="B,B", default="1,2,4,8,16", help=sizes)
     flags.add_draft_flag(group, "model,ngram", "as of compare.py; several with commas (default: %(default)s)")
     lengths = "tokens per draft (default: 2,4,6; --quick 2,4)"

@@ -27,15 +27,13 @@ class Part(NamedTuple):
 class BatchDecoding:
     """Requests that are decoded side by side. `advance` does the next prompt's pass or the next round of all rows.
 
-    rounds, prefills, latencies: by the number of the request, the rounds of each text, the seconds of its prompt's own
-    pass, and those from there to its end. passes: rounds of all rows, in order. n_tokens: of all texts, those of
-    prompts' own passes included.
+    rounds, prefills: by the number of the request, the rounds of each text, and the seconds of its prompt's own pass.
+    passes: rounds of all rows, in order. n_tokens: of all texts, those of prompts' own passes included.
     """
 
     def __init__(self, of_batch: Rounds, n_requests: int):
         self.rounds: dict[int, list[Round]] = {}
         self.prefills: dict[int, float] = {}
-        self.latencies: dict[int, float] = {}
         self.passes: list[PassMade] = []
         self.counts = Counts()
         self.n_tokens = 0
@@ -58,12 +56,10 @@ class BatchDecoding:
             of_pass += [next(self._rounds) for _ in range(self._n_busy - 1)]
         seconds = time.perf_counter() - start
         if round_.prefill:
-            self.prefills[number], self.latencies[number] = seconds, 0.0
+            self.prefills[number] = seconds
             self._n_busy += 1
         else:
             self.passes.append(PassMade({of_text: len(made.tokens) for of_text, made in of_pass}, seconds))
-        for running in self.prefills.keys() - self.ended:
-            self.latencies[running] += seconds
         for of_text, made in of_pass:
             self.counts.add(made)
             self.rounds.setdefault(of_text, []).append(made)

@@ -2,11 +2,10 @@
 
 import pytest
 
-from tests.cli.bad_inputs import FILED, MODEL, Row
+from tests.cli.bad_inputs import FILED, Row
 from tests.cli.test_bad_inputs import check_row, folder  # noqa: F401 - a fixture
 
 COMPARE = f"-m speclab.extensions.batch {' '.join(FILED)}"
-DECODE = f"-m speclab.extensions.batch decode {' '.join(MODEL)} --prompt x"
 ROWS = [
     Row(f"{COMPARE} -B ''", 2, ("-B :", "give a list as in -B 2,4,8")),
     Row(f"{COMPARE} -B 0,2", 2, ("-B 0,2", "give 1 or more")),
@@ -18,12 +17,6 @@ ROWS = [
     Row(f"{COMPARE} --device-map auto", 2, ("unrecognized arguments: --device-map",)),
     Row(f"{COMPARE} --draft dial:0.5:free --prompt x", 2, ("replays one text",)),
     Row(f"{COMPARE} --out-dir file", 3, ("--out-dir",)),
-    Row(f"{DECODE} -B 0", 2, ("-B/--size", "give 1 or more")),
-    Row(f"{DECODE} -k auto", 2, ("'auto' is not a whole number",)),
-    Row(f"{DECODE} --stream", 2, ("unrecognized arguments: --stream",)),
-    Row(f"{DECODE} --draft model,ngram", 2, ("model,ngram",)),
-    Row(f"{DECODE} --draft dial:0.5:draft", 2, ("replays one text", "give --draft model")),
-    Row(f"{DECODE} --draft dial:0.5:draft --temperature 1", 2, ("--temperature 0",)),
 ]
 
 
