@@ -91,7 +91,7 @@ DRAFTS = (  # name, what it is, does it need training, its chapter, the comparis
     ("`suffix`", "the same, but what followed most often", "no", METHODS, None),
     ("`hybrid`", "`suffix` or `feature`, decided in every round", "done", METHODS, LARGE_RUN),
     ("`tree:best:feature`", "branches of a draft, here of `feature`", "done", "15-token-trees", TREES_RUN),
-    ("`retokenize:NAME`, `intersect:NAME`", "a model with another tokenizer", "no", METHODS, None),
+    ("`intersect:NAME`", "a model with another tokenizer", "no", METHODS, None),
 )
 
 

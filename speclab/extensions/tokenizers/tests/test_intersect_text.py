@@ -12,6 +12,7 @@ from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.registry import make, read
+from speclab.extensions.tokenizers import register
 from speclab.extensions.tokenizers.intersect import IntersectDrafter, intersect
 from speclab.extensions.tokenizers.tests.vocabularies import (
     OVERLAP,
@@ -23,7 +24,7 @@ from speclab.extensions.tokenizers.tests.vocabularies import (
 )
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
-from speclab.models.setup import load_setup
+from speclab.models.setup import Setup, load_setup
 from speclab.system.errors import UsageProblem
 from tests.decoding import plain_text, speculative_rounds
 from tests.heads import Keeping
@@ -109,7 +110,7 @@ def test_vocabularies_that_share_next_to_nothing_are_refused():
     own = words(*(f"word{i}" for i in range(50)), "a", "b")
     model = CachedModel(tiny_llama(1, vocab_size=len(own)), len(own))
     with pytest.raises(
-        UsageProblem, match=r"both vocabularies: 1 \(.* 52 .* 319\), 1.9% .*retokenize:some/one"
+        UsageProblem, match=r"both vocabularies: 1 \(.* 52 .* 319\), 1.9% .*give another draft"
     ) as problem:
         intersect(model, own, setup, "intersect:some/one")
     assert "\n" not in str(problem.value)
@@ -165,3 +166,17 @@ def test_names(renumbered):
         read(kind)
     assert read(f"intersect:{renumbered}").name == f"intersect:{loading.short_name(renumbered)}"
     assert read("hybrid:suffix+intersect:a/b").name == "hybrid:suffix+intersect:a/b"
+    for kind in ("intersect", "intersect:", "dial:0.5:intersect:a/b"):
+        with pytest.raises(UsageProblem) as problem:
+            read(kind)
+        assert "\n" not in str(problem.value)
+
+
+def test_it_needs_models_of_one_text(monkeypatch):
+    """The target must be decoder-only, and the family of the draft is asked, too."""
+    assert not read("intersect:some/model").any_family
+    asked, cached = [], Setup.cached
+    monkeypatch.setattr(register, "check_family", lambda model, what, advice: asked.append(what))
+    monkeypatch.setattr(Setup, "cached", lambda *given, **how: asked.append(how) or cached(*given, **how))
+    make(f"intersect:{loading.LAB_DRAFT}", load_setup(loading.LAB_TARGET, threads=1, engine="eager"))
+    assert asked == ["--draft intersect", {"graphs": False}], "its passes have any width"
