@@ -1,7 +1,6 @@
 """What a /metrics page says: real pages of vLLM and llama-server, simulated ones, and lies."""
 
 import contextlib
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,17 +12,6 @@ from speclab.extensions.servers import counters
 from speclab.extensions.servers.counters import EngineCounts, along, between, of_rounds, read, total
 from speclab.extensions.servers.tests.simulated import Simulated
 from speclab.system.errors import EnvironmentProblem
-from speclab.system.paths import ROOT
-
-
-def test_a_real_page_of_vllm():
-    """As two servers of vLLM 0.32 have sent them, which chapter 17 reads, too."""
-    recorded = json.loads((ROOT / "exercises" / "serving_transcript.json").read_text())
-    pages = recorded["speculative"]["pages"]
-    first, last = (read("\n".join(page) + "\n") for page in (pages[0], pages[-1]))
-    found, rounds = between(first, last), [one for prompt in recorded["prompts"] for one in prompt["own_rounds"]]
-    assert (first.engine, found.speculation) == ("vLLM", of_rounds(rounds, 4)), "the lab's own rounds of these prompts"
-    assert found.output_seconds / found.n_outputs == pytest.approx(0.0208, abs=1e-4)
 
 
 def test_engines_are_added_up_and_a_label_may_hold_what_ends_a_line_elsewhere():

@@ -53,22 +53,6 @@ def test_a_trace_in_the_terminal(models, capsys, words):
     assert "signs" in out
 
 
-def test_the_first_of_several_prompts_is_decoded(models, capsys):
-    columns = []
-    for more in ([], ["--prompt", "return x"]):
-        assert main([*models, "--prompt", "def f(x):", *more]) == 0
-        out, err = capsys.readouterr()
-        columns.append(re.findall(r'[+x>*.^?]".*', out.partition("round  kept")[2]))
-        assert err.count("the first prompt is decoded") == len(more) // 2
-    assert columns[0] == columns[1] != []
-
-
-def test_lengths_that_choose_themselves_are_drawn(models, tmp_path):
-    page = tmp_path / "t.html"
-    assert main([str(page), *models, "-k", "auto", "--prompt", "def f(x):"]) == 0
-    assert re.search(r"drafts, up to [1-9]", page.read_text("utf-8"))
-
-
 def test_other_functions_take_part(models, capsys):
     """They are in the place of the lab's own, and the head names them."""
     judged = []

@@ -2,7 +2,6 @@
 
 import gc
 import html.parser
-import io
 import itertools
 import json
 import platform
@@ -193,11 +192,6 @@ def test_words_say_the_rules_outcome_and_where_it_was_broken(tokenizer):
         assert trace_terminal.outcome(token, greedy=True) == f"{kind}: the target's first choice is {choice}"
 
 
-def test_close_numbers_get_the_digits_that_tell_them_apart():
-    for pair in ((0.12341, 0.12342), (0.1, 0.9), (0.5, 0.5)):
-        assert trace_terminal._told_apart(*pair) == tuple(map(str, pair))
-
-
 # --- spelling ---
 
 
@@ -236,21 +230,6 @@ def test_terminal_shows_every_token_by_sign(tokenizer):
         for token in (*(t for t in event.drafts if t.kind != "accepted"), *event.tokens):
             assert trace_terminal.SIGNS[token.kind] + trace_terminal.ascii_quoted(token.text) in line
     assert trace_terminal.summary(found) in text
-
-
-def test_colours_are_only_for_a_terminal_that_wants_them(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    for name, value, wanted in (("NO_COLOR", "1", False), ("TERM", "dumb", False), ("TERM", "xterm", True)):
-        with monkeypatch.context() as patched:
-            patched.delenv("NO_COLOR", raising=False)
-            patched.setenv("TERM", "xterm")
-            patched.setenv(name, value)
-            assert terminal.wants_colour(Terminal()) == wanted
-            assert not terminal.wants_colour(io.StringIO())
-            assert terminal.is_animated(Terminal()) == (value != "dumb"), "a progress bar needs no colour"
 
 
 # --- the page ---
@@ -346,11 +325,6 @@ def test_page_asks_nobody(tokenizer, monkeypatch):
     for address in ("https:", "url(h", "@import", "this-very-machine", str(ROOT)):
         assert address not in text
     assert text == page_of(found)
-
-
-def test_the_end_of_a_long_prompt_is_shown():
-    assert page.shown_prompt("short\nprompt") == "short\nprompt"
-    assert page.shown_prompt("a" + "x" * 1000) == "... " + "x" * page.PROMPT_CHARACTERS
 
 
 def test_candidates_are_the_most_probable_tokens_and_the_drafted_one():

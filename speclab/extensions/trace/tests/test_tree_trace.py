@@ -1,6 +1,5 @@
 """Pictures of drafted trees: what the rule looked at, its order, and where each token stands."""
 
-import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -8,7 +7,6 @@ import pytest
 import torch
 
 from optimized_speculative import speculative_decode
-from speclab.core import clock as clock_module
 from speclab.core.rounds import DecodeSettings, Draft, Round
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
@@ -18,7 +16,7 @@ from speclab.extensions.trace.positions import walked
 from speclab.extensions.trace.tests.test_trace import Tags, page_of
 from speclab.extensions.trace.tests.trace_streams import at, by_hand, clock, settings
 from speclab.extensions.trace.trace import Position
-from speclab.lab.instruments import LoopFunctions, with_phases
+from speclab.lab.instruments import LoopFunctions
 from speclab.models.cached import CachedModel
 from tests.tiny_models import perturbed, tiny
 
@@ -73,35 +71,6 @@ def test_what_is_left_for_a_child():
     laws = torch.tensor([[[0.2, 0.6, 0.2], [0.5, 0, 0.5], [0, 0, 1], [0, 0, 0]]]).double()
     found = walked(replace(draft, probs=laws), rows, [])  # p - q = (0.3, 0, 0): all that is left is token 0
     assert found == [(0, pytest.approx(0.3)), (1, pytest.approx(1))]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_probabilities_are_the_models(temperature):
-    """Of tokens that no rejected sibling stands before, against the target without a cache, each on its branch."""
-    target, rounds = decoded("most probable", temperature)
-    sampling, text, n_checked = Sampling(temperature), PROMPT[0].tolist() + rounds[0].tokens, 0
-    for round_ in rounds[1:6]:
-        *drafted, last = round_.detail
-        for before, position in zip(trace.branches(drafted), drafted, strict=True):
-            with torch.inference_mode():
-                row = target(input_ids=torch.tensor([text + before])).logits[0, -1]
-            first = [other for other in drafted if other.parent == position.parent and other.tested][:1] == [position]
-            if (first and position not in drafted[: round_.n_accepted]) or not position.tested:
-                assert position.target_prob == pytest.approx(sampling.probs(row)[position.id].item(), abs=1e-9)
-                n_checked += 1
-        with torch.inference_mode():
-            row = target(input_ids=torch.tensor([text + round_.tokens[:-1]])).logits[0, -1]
-        assert last.target_prob == pytest.approx(sampling.probs(row)[last.id].item(), abs=1e-9)
-        text += round_.tokens
-    assert n_checked > 20
-
-
-def test_passes_over_trees_count_as_verification(monkeypatch):
-    """A clock that counts its own calls: every phase has some."""
-    now = itertools.count()
-    monkeypatch.setattr(clock_module, "time", SimpleNamespace(perf_counter=lambda: next(now)))
-    _, rounds = decoded("drawn", 0.8, with_phases)
-    assert all(round_.seconds["verify"] == 1 for round_ in rounds[1:])
 
 
 # --- the data ---------------------------------------------------------------------------------------------------------

@@ -5,12 +5,11 @@ import torch
 from torch import Tensor
 
 from draft_models import ModelDrafter, NgramDrafter
-from speclab.core.rounds import Round, tokens_of
+from speclab.core.rounds import Round
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
 from speclab.drafts.feature import FeatureDrafter
 from speclab.engines.c_pass import CBackend
-from speclab.engines.cuda import graphs
 from speclab.extensions.trees.best import BestTreeDrafter
 from speclab.extensions.trees.draft import TreeDraft, chain, reads
 from speclab.extensions.trees.fixed import TreeDrafter, level_parents
@@ -85,15 +84,6 @@ def test_a_tree_of_one_branch_is_a_chain(kind):
         chains += of_prompt
     assert any(r.n_rejected for r in chains)
     assert any(r.n_accepted for r in chains)
-
-
-def test_a_small_vocabulary_has_fewer_choices():
-    """The last one stands for those that it lacks."""
-    model, prompt = tiny("llama", vocab_size=3), PROMPT.remainder(3)
-    target, tree = CachedModel(model), TreeDrafter(ModelDrafter(CachedModel(perturbed(model, 0.2))), (5, 2))
-    rounds = decoded(target, tree, prompt, 20)
-    assert tokens_of(rounds) == plain_text(target, prompt, 20)
-    assert max(r.n_drafted for r in rounds) == 15
 
 
 # --- What is said on a branch -----------------------------------------------------------------------------------------
@@ -269,40 +259,12 @@ def test_hidden_states_follow_the_branch(engine, monkeypatch):
     assert_close(target.forward(tokens[:, :2]), plain.forward(tokens[:, :2]))
 
 
-@pytest.mark.parametrize("engine", DTYPE_ON)
-def test_windows_shorter_than_a_branch(engine):
-    """Of the most probable branches, too, with which a draft model reads its own tree in several passes."""
-    model = tiny("gemma3_window", sliding_window=2, dtype=DTYPE_ON[engine])
-    other = perturbed(model, 0.2)
-    target, draft = (CachedModel(m, fast=on_engine(engine, m)) for m in (model, other))
-    text = plain_text(target, PROMPT, N_NEW)
-    for tree, k in ((TreeDrafter(ModelDrafter(draft), (2, 1, 1, 1)), 8), (BestTreeDrafter(ModelDrafter(draft)), 7)):
-        rounds = list(speculative_rounds(target, tree, PROMPT, k, N_NEW))
-        assert tokens_of(rounds) == text
-        assert any(r.n_accepted > 1 for r in rounds)
-
-
 def test_a_branch_that_is_none_is_refused():
     target = CachedModel(tiny("llama"))
     target.prefill(PROMPT)
     target.forward(torch.tensor([[3, 5, 6]]), reads(chain(2)))
     with pytest.raises(RuntimeError, match="drafted token 2 of 2"):
         target.keep([0, 2])
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma3_window"])
-def test_on_cuda_graphs(family, monkeypatch):
-    """Rows of the cache and positions differ there; the stand-in runs the step again at every replay."""
-    recorder, rounds = stand_in(monkeypatch), []
-    for fast in (False, True):
-        monkeypatch.setattr(graphs, "on_graphs", lambda tensor, fast=fast: fast and not recorder.recording)
-        target, draft = graphed(family), graphed(family, noise=0.12)
-        if not fast:
-            target, draft = CachedModel(target.model), CachedModel(draft.model)
-        tree = TreeDrafter(ModelDrafter(draft), (2, 2, 1), sampled=True)
-        rounds.append(decoded(target, tree, PROMPT, N_NEW, WARM))
-    assert rounds[0] == rounds[1]
-    assert any(r.n_accepted > 1 for r in rounds[1])
 
 
 # --- Models that cannot ----------------------------------------------------------------------------------------------
