@@ -2,7 +2,6 @@
 
     PYTHON=python3 OUT=folder make bench-gpu                # nothing is installed, nothing downloaded
     python -m benchmarks.gpu --out folder --minutes 9
-    python -m benchmarks.gpu --out folder --sizes Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct
     python -m benchmarks.gpu --out folder --device cpu --dtype float32 --sizes lab:20m,lab    # a rehearsal
 
 Stages run one after another, each in a process of its own: compare.py, benchmarks.roofline and benchmarks.peers for
@@ -31,7 +30,6 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from speclab.cli import parsing
-from speclab.drafts import registry
 from speclab.lab.comparison import padded_kinds
 from speclab.models import loading
 from speclab.models.padded.sizes import is_lab_size
@@ -63,7 +61,7 @@ class Stage(NamedTuple):
 def stages_of(args: argparse.Namespace) -> list[Stage]:
     """The stages in order of importance. Their limits add up to more than the whole, since most need less than theirs.
 
-    Raises UsageProblem for a target or a draft that cannot be.
+    Raises UsageProblem for a target that cannot be.
     """
     names = [name for name in args.sizes.split(",") if name]
     records = ["gpu-" + re.sub(r"[^A-Za-z0-9.]+", "-", loading.short_name(name)).strip("-") for name in names]
@@ -76,10 +74,9 @@ def stages_of(args: argparse.Namespace) -> list[Stage]:
         return Stage(name, seconds, (*f"{command} {how} --dtype {dtype} --out-dir".split(), out, *words))
 
     def size(name: str, record: str, seconds: float) -> list[Stage]:
-        target, shown = full_name(name), loading.short_name(name)
+        target, shown = loading.LAB_TARGET if name == "lab" else name, loading.short_name(name)
         loading.load_tokenizer(target)  # each is looked at before the first one is measured
-        draft = full_name(args.draft or (padded_kinds(["model"], name)[0] if is_lab_size(name) else "model"))
-        registry.read(draft)
+        draft = padded_kinds(["model"], name)[0] if is_lab_size(name) else "model"
         words, peers = ("--target", target, "--name", record, "--draft"), f"-m benchmarks.peers -k {LENGTHS[0]}"
         return [
             stage(f"{shown}: compare", seconds, f"compare.py -k {LENGTHS} --alone", *words, f"{draft},ngram"),
@@ -98,11 +95,6 @@ def stages_of(args: argparse.Namespace) -> list[Stage]:
         *tests,
         *(stage for other in others for stage in size(*other, 60)),
     ]
-
-
-def full_name(name: str) -> str:
-    """A folder's full path, since stages run in the lab's own folder; `lab` is the lab's own target."""
-    return loading.LAB_TARGET if name == "lab" else os.path.abspath(name) if os.path.isdir(name) else name
 
 
 def start(stage: Stage, log: BinaryIO) -> subprocess.Popen:
@@ -189,8 +181,7 @@ def make_parser() -> parsing.Parser:
     parser.add_argument("--device", choices=("cuda", "cpu", "mps"), default="cuda", help="(default: cuda)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="(default: bfloat16)")
     parser.add_argument("--engine", choices=("auto", "graphs", "eager"), default="auto", help="(default: auto)")
-    parser.add_argument("--sizes", default=SIZES, help="targets, the headline's first (default: %(default)s)")
-    parser.add_argument("--draft", metavar="KIND", help="of every size (default: the lab's, as above)")
+    parser.add_argument("--sizes", default=SIZES, help="of the lab's target, the headline first (default: %(default)s)")
     parser.add_argument("--limit", type=parsing.at_least(1), default=2, help="prompts of each kind (default: 2)")
     parser.add_argument("--max-new-tokens", type=parsing.at_least(2), default=64, help="of a text (default: 64)")
     return parser

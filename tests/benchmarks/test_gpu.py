@@ -134,14 +134,6 @@ def test_the_headline_comes_first(tmp_path):
     assert "float32" in stages[3].command
 
 
-def test_folders_are_named_in_full(pair_folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(pair_folder)
-    first, *_ = planned(tmp_path, "--sizes", "target,lab", "--draft", "draft")
-    assert str(pair_folder / "target") in first.command
-    assert f"{pair_folder / 'draft'},ngram" in first.command
-    assert "gpu-target" in first.command
-
-
 KINDS = {"-roofline": roofline.RooflineRun, "-peers": peers_page.PeersRun, "": ComparisonRun}
 PARSERS = {"compare.py": lambda: compare.make_parser(""), "benchmarks.roofline": roofline.make_parser}
 PARSERS["benchmarks.peers"] = peers.make_parser

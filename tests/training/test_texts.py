@@ -83,18 +83,6 @@ def test_chains_start_where_the_target_writes():
     assert not torch.equal(starts, batch(torch.zeros(0), rows, 0.0, 1 / 4, 1, 0, 1024)[1])
 
 
-@pytest.mark.parametrize("tokens", [256, 1000])
-def test_a_share_of_the_rows_is_training_text(tokens):
-    """Also where a step has a single row. Of 400 steps, 4.5 standard deviations: one false alarm in 100,000."""
-    rows = packed(made(60, start=10**6), [256, 512])
-    steps = [batch(torch.zeros(2000, dtype=torch.int32), rows, 0.5, 0.1, step, 0, tokens)[0] for step in range(400)]
-    for length in rows:
-        shares = torch.cat([ids[:, 0] == 0 for ids in steps if ids.shape[1] == length]).float()
-        assert abs(shares.mean() - 0.5) < 4.5 * 0.5 / len(shares) ** 0.5
-    cut = {int(row[0]) for step in range(100) for row in batch(torch.arange(600), rows, 1.0, 0.1, step, 0, 256)[0]}
-    assert cut <= {0, 256}, "pieces of text come again"
-
-
 def test_the_most_frequent_ids():
     some = [Text([9], [7, 7, 7, 2]), Text([9], [2, 5])]
     assert frequent_ids(some, 12, 4).tolist() == [0, 2, 5, 7], "of those that never come the lowest one; not a prompt's"

@@ -252,19 +252,6 @@ def test_states_of_a_prompt_are_its_rows(engine):
         batch.hidden((1,), 0)
 
 
-@pytest.mark.parametrize("engine", ["eager", "c"])
-def test_padding_may_stand_behind_the_last_position(engine):
-    batch = BatchedModel(on(engine, "gpt2"), 2)
-    batch.start(CONTEXT + 4)
-    text = TEXTS[:1].repeat(1, 6)[:, :CONTEXT]
-    batch.prefill(0, text[:, :-1])
-    batch.prefill(1, text[:, :7])
-    tokens = torch.stack([text[0, [-1, 0, 0]], text[0, 7:10]])
-    logits = batch.forward(tokens)
-    assert_close(logits[0, 0], right(batch.model.model, text[0])[-1])
-    assert_close(logits[1], right(batch.model.model, text[0, :10])[7:])
-
-
 def test_what_cannot_be():
     batch = BatchedModel(on("eager"), 2)
     with pytest.raises(RuntimeError, match="start"):

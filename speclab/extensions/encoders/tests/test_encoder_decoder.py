@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, LEDConfig, PreTrainedModel
 
-from benchmarks.peers.library import PeerDecoding
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import tokens_of
@@ -22,10 +21,8 @@ from speclab.extensions.encoders.backend import EncoderDecoderBackend, start_id
 from speclab.extensions.encoders.family import FAMILY, EncoderRoom
 from speclab.extensions.encoders.tests.tiny_encoders import BOS, FAMILIES, START, VOCAB, tiny, tiny_of
 from speclab.lab.decodings import library_generate
-from speclab.models import memory
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.checking import checks, rounding
-from speclab.records.rows import Arm
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence
 from tests.decoding import keys_and_values, plain_text, speculative_rounds
@@ -309,31 +306,9 @@ def test_the_decoders_start_is_found_as_generate_finds_it():
         checks.check_model(model)
 
 
-def test_a_step_reads_the_decoder_alone():
-    """Bytes of a decode step: the decoder's layers and the output layer, not the encoder nor the embedding's table."""
-    model = target_of("t5")
-    n, n_bytes = memory.weights_read(model)
-    attention, mlp = 4 * 32 * 32, 3 * 32 * 48
-    norms, positions = 2 * 3 * 32 + 32, 32 * 4  # of 2 layers and behind them; 32 distances, 4 heads
-    expected = 2 * (2 * attention + mlp) + norms + positions + 48 * 32  # the output layer
-    assert (n, n_bytes) == (expected, 8 * expected)
-
-
 def test_no_head_is_trained_for_it():
     with pytest.raises(UsageProblem, match=r"training\.heads does not know encoder-decoder models, and t5 is one"):
         heads.check_target(target_of("t5"))
 
 
 # --- The library's own decoders --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("method", "k"), [("generate", 0), ("assisted", 3), ("lookup", 3)])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_librarys_own_decoders_run_as_arms(family, method, k):
-    draft = perturbed(target_of(family), 0.06) if method == "assisted" else None
-    decoding = PeerDecoding(Arm(method, draft_length=k), target_of(family), PROMPT, N_NEW, draft)
-    decoding.advance()
-    assert len(decoding.tokens) == N_NEW
-    assert decoding.tokens == text_of(family)
-    if method == "generate":
-        assert decoding.counts.n_rounds == N_NEW - 1

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from speclab.extensions.servers import __main__ as asks
-from speclab.extensions.servers import client, counters, diagnose
+from speclab.extensions.servers import client, diagnose
 from speclab.extensions.servers.__main__ import TIED, UNEXPLAINED, UNJUDGED, Step, make_parser, verdict
 from speclab.extensions.servers.client import Order, Stream
 from speclab.extensions.servers.diagnose import BUSY, DAMAGED, ENDS, LENIENT, LOAD, OTHER_TARGET, STATES, TOO_LONG
@@ -103,21 +103,6 @@ def test_rounds_that_draft_nothing_are_rounds():
     drafting = [kept for drafted, kept in rounds if drafted]
     assert len(drafting) < n_rounds <= len(rounds) <= n_rounds + len(RATES) * len(pairs)
     assert diagnose.of_pairs(pairs).tokens_per_round == 39 * 8 / n_rounds < 1 + sum(drafting) / len(drafting)
-
-
-def test_pages_know_of_rounds_that_draft_nothing():
-    """vLLM counts its outputs. Elsewhere the first token of a request and what is kept behind its end blur it."""
-    with Simulated("vllm", RATES, seed=1, idle=0.5) as fake:
-        before = counters.read(fake.metrics())
-        for i in range(4):
-            fake.chunks(fake.text_of(f"{i}", 40))
-        found = counters.between(before, counters.read(fake.metrics()))
-        n_rounds, n_drafts = len(fake.rounds), sum(drafted > 0 for drafted, _ in fake.rounds)
-    assert n_drafts < n_rounds
-    estimated = diagnose.of_pages(found, None, None, 0)
-    assert n_rounds + 4 - 4 * len(RATES) <= estimated.n_rounds <= n_rounds + 4
-    exact = diagnose.of_pages(found._replace(n_outputs=float(n_rounds)), None, None, 0)
-    assert exact.tokens_per_round == 1 + found.speculation.n_accepted / n_rounds
 
 
 def test_a_page_may_be_a_moment_late(fake):

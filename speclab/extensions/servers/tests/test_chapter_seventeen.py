@@ -2,11 +2,10 @@
 
 import random
 from dataclasses import replace
-from unittest import mock
 
 import pytest
 
-from exercises import Todo, transcript
+from exercises import transcript
 from solutions import ex17_serving as right
 from speclab.extensions.servers import counters
 from speclab.extensions.servers.client import Answer
@@ -116,28 +115,6 @@ def test_every_known_mistake_has_answers_of_its_own(hole):
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (Todo("ex17: between"), "still to be written: ex17: between"),
-        (KeyError("position"), "KeyError: 'position'"),
-        *((content, "is no transcript") for content in ("", "{", "[]", '{"prompts": []}')),
-    ],
-    ids=repr,
-)
-def test_what_is_open_or_wrong_or_damaged_is_a_line(damage, words, monkeypatch, capsys, tmp_path):
-    if is_file := isinstance(damage, str):
-        monkeypatch.setattr(transcript, "PATH", tmp_path / "serving_transcript.json")
-        (tmp_path / "serving_transcript.json").write_text(damage)
-    else:
-        monkeypatch.setattr(right, "between", mock.Mock(side_effect=damage))
-    assert transcript.main(["--impl", "solutions"]) == (3 if is_file else 1)
-    said = capsys.readouterr().err
-    assert words in said
-    assert ("git checkout --" if is_file else "type: python check.py 17") in said
-    assert said.count("\n") == 1
 
 
 def test_one_observation_for_each_round(capsys):

@@ -93,14 +93,6 @@ def test_what_is_faster_has_nothing_wrong_and_nothing_else_has(rates, cost, n_ru
     assert answer != LOAD or n_running >= diagnose.LOADED
 
 
-@given(RATES, st.floats(1.1, 20))
-def test_a_better_draft_never_turns_cost_into_rejection(rates, cost):
-    """What is accepted more often is not rejected more often."""
-    better = [min(1, rate + 0.2) for rate in rates]
-    if diagnose.diagnose(of(rates, cost)).answer == COST:
-        assert diagnose.diagnose(of(better, cost)).answer in (COST, NOTHING)
-
-
 @given(st.floats(0.5, 2), st.floats(1.0, 4.0), st.floats(1.0, 4.0))
 def test_a_speedup_is_clear_where_its_interval_is(speedup, below, above):
     """It is not where 1 is inside, and something that is a gain or a loss."""
