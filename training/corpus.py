@@ -7,7 +7,6 @@ files, picked by a hash of their names, is held out: losses are measured there.
 import ast
 import contextlib
 import hashlib
-import platform
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -54,12 +53,3 @@ def prose(source: str) -> Iterator[str]:
             text = ast.get_docstring(node) if isinstance(node, DOCUMENTED) else None
             if text and text.count("\n") > 1:
                 yield f'"""{text}\n"""'
-
-
-def manifest(documents: list[Document]) -> dict:
-    """The facts about the training texts for training.json, because another Python version is another corpus."""
-    digest = hashlib.sha256()
-    for document in documents:
-        digest.update(document.name.encode() + b"\0" + document.text.encode() + b"\0")
-    held_out = [document.name for document in documents if document.held_out]
-    return {"python": platform.python_version(), "sha256": digest.hexdigest(), "held_out": held_out}

@@ -8,6 +8,7 @@ writes, because that is where it will be asked to guess (Zhou et al., DistillSpe
 import argparse
 import copy
 import functools
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def train_target(args: argparse.Namespace, device: torch.device) -> tuple[dict[s
     tokenizer.save_pretrained(args.out)
     loss = held_out_loss(LlamaForCausalLM.from_pretrained(args.out, dtype=torch.float32), held_out)
     about = {
-        "corpus": corpus.manifest(documents),
+        "corpus": {"python": platform.python_version(), "documents": len(documents)},
         "tokens": {"training": len(stream), "held_out": len(held_out), "vocabulary": VOCABULARY},
         "parameters": model.num_parameters(),
         "seed": args.seed,

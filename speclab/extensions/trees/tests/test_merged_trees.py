@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from draft_models import ModelDrafter, NgramDrafter, as_draft
 from speclab.core.rounds import Draft
 from speclab.core.sampling import Sampling
-from speclab.drafts.registry import read
 from speclab.extensions.trees.draft import TreeDraft, parents_of
 from speclab.extensions.trees.merged import MergedDrafter, merged
 from speclab.models.cached import CachedModel
@@ -69,13 +68,3 @@ def test_a_tree_is_shared_evenly_and_no_larger_than_asked_for():
         assert max(map(len, branches(draft)), default=0) <= 2
         for part in tree.drafters:
             part.observe(0, [1])
-
-
-def test_what_it_is_made_of():
-    _, drafter = pair()
-    lookup = NgramDrafter()
-    tree = MergedDrafter([drafter, lookup])
-    assert tree.parts == (lookup, drafter)
-    assert tree.lengths([2, 4]) == [4, 8]
-    assert read("merge:suffix+model+lab:50m").name == "merge:suffix+model+lab:50m"
-    assert read("merge:suffix+model").branches
