@@ -4,6 +4,7 @@ It learns on blocks that begin at some positions of a text, after the text's own
 """
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -54,7 +55,9 @@ def unused_id(tokenizer: PreTrainedTokenizerBase, vocab: int) -> int:
     raise UsageProblem("every id of this target may be in a text, and none is left for masks; train a feature head")
 
 
-def block_loss(head: BlockHead, read: Reading, tokens: Tensor, starts: Tensor) -> Tensor:
+def block_loss(
+    head: BlockHead, read: Reading, tokens: Tensor, starts: Tensor, distance: Callable[..., Tensor] = distance
+) -> Tensor:
     """Compute the loss of a block head: the mean over slots, weighted by SLOT_DECAY.
 
     read: gives what the target computes. tokens: (batch, n). starts: (batch, blocks); the block of position t begins
