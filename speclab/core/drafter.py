@@ -30,7 +30,7 @@ class Drafter:
     chooses_length = False  # it chooses in every round how many tokens to draft
     shorter_is_beginning = True  # its draft of fewer tokens is the beginning of a longer one
     longest_draft = sys.maxsize  # tokens
-    pass_share = 1.0  # of the target's pass, that its draft leaves to verification; 1 where it runs none of it
+    runs_target = False  # its draft runs a part of the target's pass, so a round costs something else than with others
     asks_to_go_on = False  # it calls `keep_drafting` with the probability of each token: does it draft another one?
     keep_drafting: Callable[[float], bool] | None = None
     costs: dict[float, Any] | None = None  # of rounds by temperature, for a drafter that chooses by them

@@ -81,13 +81,12 @@ class HybridDrafter(Wrapper):
         if n == 0:
             return 0
         costs, seen = self.costs.get(self.drafter.temperature, USUAL), self.drafter.acceptance
-        rest = costs.looked_up or costs.rest
-        longest, most = min(k, costs.longest, self.drafter.room), min(n, len(rest) - 1)
+        longest, most = min(k, costs.longest, self.drafter.room), min(n, len(costs.rest) - 1)
         first, least = (0, 1) if self.chooses_length else (longest, most)
         modelled = expected_tokens(seen.chain(longest))
         found = expected_tokens([seen.after(self.lookup.matched).rate] * most)
-        best = max(range(least, most + 1), key=lambda m: found[m] / rest[m])
-        if found[best] / rest[best] <= max(modelled[m] / costs.seconds(m) for m in range(first, longest + 1)):
+        best = max(range(least, most + 1), key=lambda m: found[m] / costs.rest[m])
+        if found[best] / costs.rest[best] <= max(modelled[m] / costs.seconds(m) for m in range(first, longest + 1)):
             return 0
         return best if self.chooses_length else n
 

@@ -43,7 +43,6 @@ class RoundCosts:
 
     draft: tuple[float, ...]  # all of a draft
     rest: tuple[float, ...]  # everything else: the target's pass, accept rule, rollback, host
-    looked_up: tuple[float, ...] = ()  # the same for a lookup, where the draft runs a part of the target's pass itself
 
     @property
     def longest(self) -> int:

@@ -116,7 +116,7 @@ def predicted(measured: Measurement, costs: CostTable) -> Predicted:
         accept_probs = rounds = None
         if drafter.parts == (drafter,):  # the text alone decides what is proposed at a place; for others rounds count
             accept_probs = functools.partial(probs, arm.draft, *place)
-        elif line.temperature == 0 and all(part.pass_share == 1 for part in drafter.parts):  # the target does not draft
+        elif line.temperature == 0:
             rounds = functools.partial(rounds_along, arm, line.prompt_index)
         own = costs[arm.draft, line.temperature]
         found[arm, *place] = attribution.price(line, baseline[place], own, accept_probs, rounds, lookup_costs)

@@ -44,13 +44,14 @@ class RunConfig:
 
     def instruments(self, arms: list[Arm]) -> dict[str, list[int]]:
         """Return for every draft the lengths that its instrumented decoding tries: all of them, those in use three
-        times. A draft on auto chooses its own."""
-        used = {name: [arm.draft_length for arm in arms if arm.draft == name] for name in self.drafters}
-        return {
-            name: lengths if self.drafters[name].chooses_length else [*range(max(lengths) + 1), *lengths, *lengths]
-            for name, lengths in used.items()
-            if lengths
-        }
+        times. A draft on auto chooses its own. One that runs a part of the target's pass itself has no such decoding:
+        its passes cost something else than those of all others."""
+        found = {}
+        for name, drafter in self.drafters.items():
+            if lengths := [arm.draft_length for arm in arms if arm.draft == name]:
+                every = [] if drafter.chooses_length else [*range(max(lengths) + 1), *lengths]
+                found[name] = [] if drafter.runs_target else [*every, *lengths]
+        return found
 
     def method(self, name: str) -> str:
         """Return the name of a draft's rows; where only one draft is a model, it is called just that."""

@@ -14,8 +14,8 @@ With k = 4 drafted tokens of which 2 are accepted, in tokens:
     4. roll back    L + 3         L + 2          L + 2      nothing; both parts by the same length
 
 The adapter has keys and values of its own. Between rounds they hold committed tokens, all but the last; those that it
-has not read yet (the prompt's, the last drafted one's, and all of a round in which another draft was taken) go in
-together with the first pass of the next round. Nothing that it reads is a guess: its states are the target's.
+has not read yet (the prompt's and the last drafted one's) go in together with the first pass of the next round. Nothing
+that it reads is a guess: its states are the target's.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from draft_models import as_draft, as_drawn
 from speclab.core.rounds import Draft, Target
-from speclab.core.sampling import Drawn, Sampling, draw_draft, probability, to_device
+from speclab.core.sampling import Drawn, Sampling, draw_draft, to_device
 from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation, TargetOutput, rotations
 from speclab.extensions.exits.first_layers import FirstLayers
@@ -106,11 +106,7 @@ class ExitDrafter(HeadDrafter):
     """Proposes tokens one by one, and gives the target's states with them."""
 
     head: ExitAdapter
-    asks_to_go_on = True
-
-    def __init__(self, head: ExitAdapter, ids: None = None):
-        super().__init__(head, ids)
-        self.pass_share = 1 - head.config.exit_layer / head.config.target_layers
+    runs_target = True
 
     def prefill(self, target: Any, prompt: Tensor, sampling: Sampling) -> None:
         super().prefill(target, prompt, sampling)
@@ -130,8 +126,6 @@ class ExitDrafter(HeadDrafter):
                 logits = self.as_target_logits(self._read(states[-1]), self._vocab_size)
                 drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
                 token = drawn[-1].token.clamp(min=0)[:, None]
-                if self.keep_drafting and not self.keep_drafting(probability(logits, drawn[-1])):
-                    break
         self._n_read = len(drawn)
         made = as_drawn(drawn)
         given = torch.cat(states, dim=1)

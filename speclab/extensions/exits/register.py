@@ -47,7 +47,8 @@ def read_exit(argument: str, text: str) -> Choice:
     name = f"exit:{read_config(Path(PLACE) / CONFIG)['exit_layer']}"
     if argument and f"exit:{argument}" != name:
         raise UsageProblem(f"--draft {text}: the lab's adapter is {name}; give that")
-    return Choice(text, name, _drafter, in_hybrid=True, any_family=False)
+    no_auto = "it chooses by what rounds cost, which early exit divides between draft and verification"
+    return Choice(text, name, _drafter, any_family=False, no_auto=no_auto)
 
 
 def _drafter(setup: Setup, seed: int) -> Drafter:

@@ -132,7 +132,7 @@ def adapt(modules: Modules, drafter: Drafter, longest: int | None = None) -> Dra
 
     UsageProblem for a draft that runs a part of the target, with the loop of exercise 8, whose passes are whole.
     """
-    if 8 in modules and any(part.pass_share < 1 for part in drafter.parts):
+    if 8 in modules and drafter.runs_target:
         raise UsageProblem("the loop of exercise 8 verifies with whole passes; use another --draft")
     if type(drafter) is NgramDrafter and 7 in modules:
         drafter = CheckedDrafter(modules[7].MyDrafter)

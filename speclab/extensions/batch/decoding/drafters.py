@@ -188,7 +188,7 @@ def check_drafter(name: str, drafter: Drafter) -> None:
     cannot run in batches. name: the name as --draft has it"""
     if any(part.needs_text for part in drafter.parts):
         raise UsageProblem(f"--draft {name} replays one text, and a batch has several; {WAY_OUT}")
-    if any(part.pass_share < 1 for part in drafter.parts):
+    if any(part.runs_target for part in drafter.parts):
         raise UsageProblem(f"--draft {name} runs layers of the target ahead, which a batch does not do; {WAY_OUT}")
     if model := shared_model(drafter):
         check_batch(model)

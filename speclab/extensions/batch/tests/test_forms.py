@@ -42,7 +42,7 @@ def test_a_draft_model_drafts_for_all_rows_and_everything_else_row_by_row():
 
 
 @pytest.mark.parametrize("wrap", [lambda drafter: drafter, Around], ids=["alone", "inside"])
-@pytest.mark.parametrize(("name", "value"), [("needs_text", True), ("pass_share", 0.5)])
+@pytest.mark.parametrize(("name", "value"), [("needs_text", True), ("runs_target", True)])
 def test_what_knows_one_text_is_refused(name, value, wrap):
     drafter = NgramDrafter()
     check_drafter("ngram", wrap(drafter))

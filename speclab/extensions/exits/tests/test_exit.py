@@ -4,10 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from draft_models import NgramDrafter
 from speclab.core.rounds import AcceptResult, Draft, tokens_of
 from speclab.core.sampling import Sampling
-from speclab.drafts.hybrid import HybridDrafter
 from speclab.engines.eager import decoder_layers
 from speclab.extensions.exits import first_layers
 from speclab.extensions.exits.early_exit import ExitAdapter, ExitDrafter
@@ -212,34 +210,6 @@ def test_proposals_and_states_are_the_definitions(engine):
                 assert_close(draft.states[0, i], hidden[0, -1])
                 assert_close(draft.probs[0, i], probs[0])
     assert kinds == {0, 1, 2}
-
-
-# --- with others -----------------------------------------------------------------------------------------------------
-
-
-def test_a_hybrid_keeps_the_adapter_in_step():
-    """A lookup's round runs whole passes: the adapter reads all of its states afterwards."""
-
-    class Takes(HybridDrafter):
-        def _choose(self, n: int, k: int) -> int:
-            return n
-
-    model, adapter, texts = trained_exit()
-    found = {"lookup": 0, "exit": 0}
-    for text in texts:
-        exiting = Kept(adapter)
-        hybrid = Takes(NgramDrafter(2, 1), exiting)
-        rounds = list(speculative_rounds(reading(model, adapter), hybrid, text[None, :9], 3, N_NEW))
-        assert tokens_of(rounds) == text[9:].tolist()
-        n_exit = len([draft for _, draft in exiting.proposed if draft.tokens.shape[1]])
-        found["exit"] += n_exit
-        found["lookup"] += len([r for r in rounds if r.n_drafted]) - n_exit
-        for so_far, draft in exiting.proposed:
-            with torch.inference_mode():
-                hidden = model(torch.tensor([so_far]), output_hidden_states=True, use_cache=False).hidden_states[2]
-            if draft.tokens.shape[1]:
-                assert draft.tokens[0, 0] == adapter.text_logits(hidden)[0, -1].argmax()
-    assert min(found.values()) > 3, found
 
 
 # --- which targets can be split --------------------------------------------------------------------------------------

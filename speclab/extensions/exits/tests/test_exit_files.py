@@ -3,29 +3,18 @@
 import pytest
 import torch
 
-from optimized_speculative import speculative_decode
 from speclab import load
-from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
-from speclab.drafts.hybrid import HybridDrafter
-from speclab.drafts.lengths import AutoLength
-from speclab.drafts.oracle import ConstantDrafter
-from speclab.drafts.suffix import SuffixDrafter
 from speclab.extensions.exits import register
-from speclab.extensions.exits.early_exit import ExitDrafter
 from speclab.extensions.exits.register import read_adapter
 from speclab.extensions.exits.tests.adapters import tiny_adapter, write_adapter
-from speclab.lab.instruments import LoopFunctions
-from speclab.lab.round_costs import measure_costs
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests import contract
 from tests.cli.bad_inputs import KINDS, Row, S
 from tests.cli.test_bad_inputs import check_row, folder  # noqa: F401 - a fixture
-from tests.decoding import speculative_rounds
-from tests.heads import prompts
 from tests.tiny_models import tiny
 
 
@@ -64,8 +53,7 @@ def test_what_is_written_comes_back(target, place):
 def test_names():
     choice = registry.read("exit")
     assert choice.name == registry.read("exit:2").name == "exit:2"
-    assert registry.read("hybrid:suffix+exit").name == "hybrid:suffix+exit:2"
-    assert (choice.in_hybrid, choice.any_family, choice.can_branch) == (True, False, False)
+    assert (choice.in_hybrid, choice.any_family, choice.can_branch) == (False, False, False)
 
 
 ROWS = [
@@ -97,30 +85,5 @@ def test_the_scripts_decode_with_it(pair_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(register, "PLACE", str(tmp_path / "adapter"))
     model = load(str(pair_folder / "target"), str(pair_folder / "draft"), engine="eager").setup.target.model
     write_adapter(tmp_path / "adapter", tiny_adapter(model, 1))
-    run = contract.check_scripts(pair_folder, tmp_path / "out", "exit", "exit:1", monkeypatch, capsys)
+    run = contract.check_scripts(pair_folder, tmp_path / "out", "exit", "exit:1", monkeypatch, capsys, False)
     assert run.models["exit:1"].startswith("exit:1: the target's first 1 of 2 layers, and an adapter")
-
-
-# --- costs -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_lookups_rounds_are_priced_apart(target, monkeypatch):
-    """With early exit the rest of a round is a part of a pass; where a lookup drafts, the pass is whole."""
-    cached = CachedModel(target)
-    cached.hidden_layers = (1,)
-    seconds = {True: 1.0, False: 3.0}
-
-    def rounds(functions, target, varied, prompt, *how):
-        own = not isinstance(varied.drafter, ConstantDrafter)
-        (round_,) = speculative_rounds(CachedModel(tiny("llama")), SuffixDrafter(), prompt, 2, 1)
-        yield from (round_, round_)  # the prompt's and the first one do not count
-        for n in range(9):
-            yield round_._replace(n_drafted=n, seconds={"draft": 0.1 * n, "verify": seconds[own] + n})
-
-    monkeypatch.setattr("speclab.lab.round_costs.with_phases", rounds)
-    settings = DecodeSettings(20)
-    for inner in (ExitDrafter(tiny_adapter(target, 2)), AutoLength(ExitDrafter(tiny_adapter(target, 2)))):
-        hybrid = HybridDrafter(SuffixDrafter(), inner)
-        measure_costs(LoopFunctions(speculative_decode), cached, hybrid, [prompts(1)], settings)
-        assert hybrid.costs[0.0].rest == tuple(1.0 + n for n in range(9))
-        assert hybrid.costs[0.0].looked_up == tuple(3.0 + n for n in range(9))

@@ -16,7 +16,7 @@ from tests.benchmarks.test_benchmarks import bench, check_arms  # noqa: F401 - a
 from tests.core.test_one_wait import check_waits
 from tests.drafts import test_overflows as overflows
 from tests.heads import target_states
-from tests.test_filtered_laws import Case, Text, models, of_head, on_auto
+from tests.test_filtered_laws import Case, Text, models, of_head
 from tests.tiny_models import tiny
 
 
@@ -37,11 +37,10 @@ def exit_logits(committed: Text, drafted: Text) -> list[float]:
         return adapter().text_logits(target_states(models()[0], text, adapter().config.layers))[0, -1].tolist()
 
 
-def test_a_round_leaves_the_targets_law_with_what_lengths_are_chosen_by(monkeypatch):
-    made = Case(lambda: on_auto(ExitDrafter(adapter()), 0.14), 3, 3, of_head(exit_logits), chooses=True)
-    monkeypatch.setitem(filtered_laws.CASES, "exit auto", made)
-    filtered_laws.test_what_lengths_are_chosen_by("exit auto")
-    filtered_laws.test_a_round_leaves_the_targets_law("exit auto", monkeypatch)
+def test_a_round_leaves_the_targets_law(monkeypatch):
+    made = Case(lambda: ExitDrafter(adapter()), 3, 3, of_head(exit_logits))
+    monkeypatch.setitem(filtered_laws.CASES, "exit", made)
+    filtered_laws.test_a_round_leaves_the_targets_law("exit", monkeypatch)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -53,10 +52,9 @@ def test_a_round_of_early_exit_waits_once(temperature):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("way", ["alone", "hybrid", "auto"])
-def test_every_way_of_drafting_says_that_logits_are_not_finite(way, temperature):
+def test_logits_that_are_not_finite_are_named(temperature):
     model = tiny("llama", num_hidden_layers=3)
-    drafter = overflows.WAYS[way](ExitDrafter(overflows.overflowing(tiny_adapter(model, 2))))
+    drafter = ExitDrafter(overflows.overflowing(tiny_adapter(model, 2)))
     overflows.check_it_is_said(model, drafter, temperature)
 
 
