@@ -81,8 +81,7 @@ class Bench:
             rounds = with_phases(self.functions, target, VariedLength(drafter, lengths, stream), *how)
         else:
             rounds = self.functions.rounds(target, drafter, *how)
-        own_verify = any(part.pass_share < 1 for part in own.parts)
-        return Decoding(arm, map(own.described, rounds), ids.shape[1], budget, own_verify)
+        return Decoding(arm, map(own.described, rounds), ids.shape[1], budget)
 
     def budget(self, prompt: Prompt, sampling: Sampling) -> int:
         """Return how many tokens every arm decodes of this prompt, in every repeat.

@@ -11,18 +11,16 @@ from transformers import GenerationConfig, PreTrainedModel
 from speclab.core.counts import Counts
 from speclab.core.rounds import Round
 from speclab.models.family import family_of
-from speclab.records.rows import Arm, RoundCounts
+from speclab.records.rows import LOOKUP, Arm, RoundCounts
 from speclab.system.errors import EnvironmentProblem
+from speclab.theory.costs import RoundTime, catch_ups
 
 
 class Decoding:
-    """An arm at work on one prompt. `advance` does one round (of the baseline: one chunk) and books its seconds.
+    """An arm at work on one prompt. `advance` does one round (of the baseline: one chunk) and books its seconds."""
 
-    own_verify: the draft runs a part of the target, so verification costs something else than with other drafts.
-    """
-
-    def __init__(self, arm: Arm, rounds: Iterator[Round], n_prompt: int, budget: int, own_verify: bool = False):
-        self.arm, self.budget, self.n_prompt, self.own_verify = arm, budget, n_prompt, own_verify
+    def __init__(self, arm: Arm, rounds: Iterator[Round], n_prompt: int, budget: int):
+        self.arm, self.budget, self.n_prompt = arm, budget, n_prompt
         self.tokens: list[int] = []
         self.counts = Counts()
         self.prefill_seconds = self.decode_seconds = 0.0
@@ -40,6 +38,20 @@ class Decoding:
     @property
     def rounds(self) -> list[RoundCounts]:
         return [RoundCounts(made.n_drafted, made.n_accepted, made.looked_up) for *_, made in self.log]
+
+    def times(self, temperature: float) -> list[RoundTime]:
+        """Return what each round of an instrument took; of the baseline, the mean step of each chunk, at its middle."""
+        found = []
+        for (context, seconds, made), n_waiting in zip(self.log, catch_ups(self.rounds), strict=True):
+            if self.arm.speculative:
+                phases, name = made.seconds or {}, self.arm.draft + LOOKUP * made.looked_up
+                catch_up, draft, verify = 1 if made.looked_up else n_waiting, phases["draft"], phases["verify"]
+                what = (name, temperature, context, made.n_drafted, catch_up)
+                found.append(RoundTime(*what, draft, verify, seconds - draft - verify, made.n_replays))
+            else:
+                n = len(made.tokens)
+                found.append(RoundTime("", temperature, context + n // 2, 0, 1, 0.0, seconds / n, 0.0))
+        return found
 
     def advance(self) -> None:
         start = time.perf_counter()

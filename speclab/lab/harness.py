@@ -28,10 +28,10 @@ from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding
 from speclab.lab.round_costs import measure_costs
 from speclab.models.prompts import Prompt
-from speclab.records.rows import BASELINE, BASELINE_REPEAT, INSTRUMENT, LOOKUP, Arm, Decoded
+from speclab.records.rows import BASELINE, BASELINE_REPEAT, INSTRUMENT, Arm, Decoded
 from speclab.system.errors import Problem, is_out_of_memory
 from speclab.system.terminal import note, progress
-from speclab.theory.costs import RoundTime, catch_ups
+from speclab.theory.costs import RoundTime
 
 WARM_UP_TOKENS = 24
 STRIDE = 16  # tokens that an arm decodes before the next one goes on
@@ -85,10 +85,11 @@ class Measurement:
     def book(self, decoding: Decoding, temperature: float, index: int) -> None:
         """Keep what a decoding of this prompt gave: an instrument its costs, every other arm one more repeat."""
         arm = decoding.arm
-        if arm.method == INSTRUMENT or arm == BASELINE_REPEAT:
-            self.add(decoding, temperature)
         if arm.method == INSTRUMENT:
+            self.rounds += decoding.times(temperature)
             return
+        if arm == BASELINE_REPEAT:
+            self.steps += decoding.times(temperature)
         line = next((one for one in self.of(arm, temperature) if one.prompt_index == index), None)
         if line is None:
             line = Decoded.begin(arm, temperature, index, self.prompts[index].kind, decoding.n_prompt)
@@ -104,21 +105,6 @@ class Measurement:
         with kept_when_stopped(lambda: complete) as stops:
             yield
         self.stop = self.stop or next(iter(stops), None)
-
-    def add(self, decoding: Decoding, temperature: float) -> None:
-        """Keep what an instrument measured."""
-        if not decoding.arm.speculative:
-            for context, seconds, chunk in decoding.log:
-                n = len(chunk.tokens)
-                self.steps.append(RoundTime("", temperature, context + n // 2, 0, 1, {"verify": seconds / n}))
-            return
-        for (context, seconds, round_), n_waiting in zip(decoding.log, catch_ups(decoding.rounds), strict=True):
-            phases = dict(round_.seconds or {})
-            phases["host"] += seconds - sum(phases.values())
-            name = decoding.arm.draft + LOOKUP * round_.looked_up
-            what = (name, temperature, context, round_.n_drafted, 1 if round_.looked_up else n_waiting, phases)
-            own_verify = decoding.own_verify and not round_.looked_up
-            self.rounds.append(RoundTime(*what, own_verify, round_.n_replays))
 
 
 # --- turns ------------------------------------------------------------------------------------------------------------
@@ -181,13 +167,14 @@ def measure(
 ) -> Measurement:
     """Decode all prompts with all arms, in turns. Ctrl-C keeps the turns that every arm has finished.
 
-    instruments: for each draft the lengths that its instrumented decoding tries; with any of them the baseline, which
-    is the first of `arms`, runs a second time, too. schedule: finishes the decodings of the turn with this number.
+    instruments: for each draft the lengths that its instrumented decoding tries; without lengths it has none. With any
+    draft the baseline, which is the first of `arms`, runs a second time, too. schedule: finishes the decodings of the
+    turn with this number.
     """
     if instruments:
         middle = (len(arms) + 1) // 2  # half a round of turns away from the first, as the other arms are on average
         arms = [*arms[:middle], BASELINE_REPEAT, *arms[middle:]]
-    tools = {Arm(INSTRUMENT, draft, max(lengths)): lengths for draft, lengths in instruments.items()}
+    tools = {Arm(INSTRUMENT, draft, max(lengths)): lengths for draft, lengths in instruments.items() if lengths}
     measured = Measurement(bench, prompts)
     samplings = [bench.setup.sampling_at(temperature) for temperature in temperatures]
     turns = [(repeat, index) for repeat in range(repeats) for index in mixed(prompts)]

@@ -22,9 +22,9 @@ from speclab.core.drafter import Drafter, Wrapper
 from speclab.core.rounds import AcceptRule, Draft, Round
 from speclab.core.rules import TOKEN, Rule
 from speclab.models.cached import CachedModel, tokens_to_keep
-from speclab.theory.costs import PHASES
 
 Loop = Callable[..., Iterator[Round]]
+PHASES = ("draft", "verify", "accept", "rollback", "host")
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,12 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core import clock
 from speclab.core.rounds import Round
 from speclab.core.sampling import Sampling
-from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
 from speclab.drafts.oracle import Dial
 from speclab.lab import decodings, harness
 from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding
-from speclab.lab.harness import Measurement, interleaved, measure, take_turns
+from speclab.lab.harness import interleaved, measure, take_turns
 from speclab.lab.instruments import VariedLength
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
@@ -255,15 +254,14 @@ def test_instrument_notes_what_really_happened(pair, monkeypatch, name, sampling
     machine = Machine(monkeypatch, pair[0], by_width=lambda width: 1 + width / 8, slope=0.01, tick=tick)
     bench, arm = make_bench(pair, budget=50), Arm(INSTRUMENT, name, 4)
     decoding = bench.decoding(arm, sampling, make_prompt(4), stream=2, lengths=[0, 0, 1, 2, 3, 4])
-    found, passes = Measurement(None, []), []
+    passes = []
     decoding.advance()
     while not decoding.done:
         machine.passes.clear()
         decoding.advance()
         passes.append(list(machine.passes))
-    found.add(decoding, sampling.temperature)
-    caught_up = set()
-    for seen, (context, wall, _), (*drafting, verifying) in zip(found.rounds, decoding.log, passes, strict=True):
+    caught_up, times = set(), decoding.times(sampling.temperature)
+    for seen, (context, wall, _), (*drafting, verifying) in zip(times, decoding.log, passes, strict=True):
         assert (seen.drafter, seen.temperature, seen.context) == (name, sampling.temperature, context)
         assert verifying == ("target", seen.n_drafted + 1, seen.context), "not the tokens in the target's cache"
         widths = [width for who, width, _ in drafting if who == "draft"]
@@ -271,11 +269,10 @@ def test_instrument_notes_what_really_happened(pair, monkeypatch, name, sampling
         assert widths[:1] in ([], [seen.catch_up])
         assert set(widths[1:]) <= {1}
         caught_up |= set(widths[:1])
-        assert sum(seen.seconds.values()) == pytest.approx(wall, rel=1e-12)
-        assert set(seen.seconds) == {"draft", "verify", "accept", "rollback", "host"}
-        assert seen.seconds["verify"] == pytest.approx(1 + (seen.n_drafted + 1) / 8 + 0.01 * context + tick)
-        assert seen.seconds["draft"] == pytest.approx(0.25 * len(widths) + tick)
-        assert seen.seconds["host"] >= 1.5 * tick, "what lies outside the phases was lost"
+        assert seen.draft + seen.verify + seen.rest == pytest.approx(wall, rel=1e-12)
+        assert seen.verify == pytest.approx(1 + (seen.n_drafted + 1) / 8 + 0.01 * context + tick)
+        assert seen.draft == pytest.approx(0.25 * len(widths) + tick)
+        assert seen.rest >= 1.5 * tick, "what lies outside the phases was lost"
     assert decoding.decode_seconds == pytest.approx(sum(wall for _, wall, _ in decoding.log))
     assert decoding.prefill_seconds == pytest.approx(200 if name == "model" else 100, abs=0.1), "each reads the prompt"
     assert name == "ngram" or {1, 2, 3} <= caught_up, "a draft that waited through rounds without a draft was not seen"
@@ -288,19 +285,14 @@ def test_blocks_of_a_device_make_one_observation_each(pair, monkeypatch, kind, s
     machine = Machine(monkeypatch, pair[0], slope=0.01)
     text = finish(make_bench(pair, 38).decoding(BASELINE, WARM, make_prompt())).tokens
     machine.passes.clear()
-    decoding, found = (
-        finish(make_bench(pair, 38, kind=kind).decoding(BASELINE, WARM, make_prompt())),
-        Measurement(None, []),
-    )
+    decoding = finish(make_bench(pair, 38, kind=kind).decoding(BASELINE, WARM, make_prompt()))
     assert decoding.tokens == text
-    found.add(decoding, 0.8)
     contexts = iter([context for *_, context in machine.passes])
-    for step, n in zip(found.steps, sizes, strict=True):
+    for step, n in zip(decoding.times(0.8), sizes, strict=True):
         mean = sum(next(contexts) for _ in range(n)) / n
-        assert (step.temperature, step.seconds["verify"]) == (0.8, pytest.approx(1 + 0.01 * mean))
+        assert (step.temperature, step.verify) == (0.8, pytest.approx(1 + 0.01 * mean))
         assert abs(step.context - mean) <= 0.5
     assert decoding.decode_seconds == pytest.approx(sum(1 + 0.01 * context for *_, context in machine.passes))
-    assert not found.rounds
 
 
 # --- a whole measurement ----------------------------------------------------------------------------------------------
@@ -389,23 +381,3 @@ def test_an_arm_that_learns_is_taught_by_no_other_arm():
     assert found[0] == found[1]
     assert len({pair for rounds in found[0] for pair in rounds}) > 3, "rounds of one kind would show nothing"
     assert not drafter.seen.get(0.0) or drafter.seen[0.0].depths[0].tested == WEIGHT, "it has learned nothing"
-
-
-class Partial(NgramDrafter):
-    """Says that it runs a half of the target's pass itself."""
-
-    pass_share = 0.5
-
-
-def test_passes_of_which_a_part_is_left_are_told_apart():
-    """Instrumented rounds say where the draft ran a part of the target, also in a hybrid: they cost something else."""
-    target = CachedModel(tiny("llama"))
-    drafters = {"part": Partial(), "both": HybridDrafter(NgramDrafter(), Partial()), "ngram": NgramDrafter()}
-    setup = Setup(target, None, "tiny", Sampling(), CPU, torch.float64)
-    arms = [BASELINE, *(Arm(name, name, 2) for name in drafters)]
-    found = measure(
-        Bench(setup, drafters, 12, seed=0), arms, [0.0], [make_prompt()], 1, {name: [0, 2] for name in drafters}
-    )
-    told = {(r.drafter, r.own_verify) for r in found.rounds}
-    assert {("part", True), ("both", True), ("ngram", False)} <= told
-    assert told <= {("part", True), ("both", True), ("ngram", False), ("both, lookup", False)}

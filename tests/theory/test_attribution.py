@@ -28,10 +28,8 @@ COSTS = Costs(
     draft_at={n: 0.1 + 0.08 * (n - 1) for n in range(1, 9)},
     draft_catch=0.02,
     draft_slope=0.001,
-    accept_at=0.05,
-    accept_each=0.01,
-    rollback=0.004,
-    host=0.006,
+    rest_at=0.06,
+    rest_each=0.01,
 )
 N_PROMPT = 10
 HALF = [0.5] * 6  # acceptance chances of a text of six tokens

@@ -145,7 +145,8 @@ def chosen(learner: ModuleType, run: ComparisonRun, rows: list[Row], entry: dict
     n_prompt = mean({line.prompt_index: line.n_prompt for line in run.raw}.values())
     context = n_prompt + run.settings["max_new_tokens"] / 2
     costs, k = Costs.from_json(entry["costs"]), best.draft_length
-    prices = costs.draft_cost(k, context), lambda width: costs.verify_cost(width, context), costs.overhead(k, context)
+    step, verify = costs.step_seconds(context), lambda width: costs.verify_seconds(width, context) / step
+    prices = costs.draft_seconds(k, context) / k / step, verify, costs.overhead_seconds(k) / step
     length = ask(6, learner.best_draft_length, best.acceptance_rate, *prices, longest, check=whole(0, longest))
     speedup = next((row.speedup for row in fixed if row.draft_length == length), None)
     yours = [best.method, f"{best.temperature:g}", tables.number(best.acceptance_rate), str(length)]

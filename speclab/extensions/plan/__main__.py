@@ -151,7 +151,8 @@ def planned(
     ]
     n_tokens = sum(len(rows) - 1 for _, rows in texts)
     baseline = sum(costs.step_seconds(n_prompt + i) for n_prompt, rows in texts for i in range(len(rows) - 1))
-    replay = costs.replay / costs.step_seconds(context)
+    step = costs.step_seconds(context)
+    replay = costs.replay / step
     entries = []
     for k in lengths:
         found = [attribution.expected(rows, k, costs, n_prompt) for n_prompt, rows in texts]
@@ -164,24 +165,24 @@ def planned(
                 tokens_per_round=n_tokens / n_rounds,
                 drafted_per_round=sum(e.n_drafted for e in found) / n_rounds,
                 acceptance_rate=sum(e.n_accepted for e in found) / n_tested if n_tested else None,
-                draft_cost=costs.draft_cost(k, context) if k else None,
-                verify_cost=costs.verify_cost(k + 1, context),
-                overhead=costs.overhead(k, context) + sum(e.n_rejected for e in found) / n_rounds * replay,
+                draft_cost=costs.draft_seconds(k, context) / k / step if k else None,
+                verify_cost=costs.verify_seconds(k + 1, context) / step,
+                overhead=costs.overhead_seconds(k) / step + sum(e.n_rejected for e in found) / n_rounds * replay,
             )
         )
     best = max(entries, key=operator.attrgetter("speedup"))  # the shortest among equals
     k = best.draft_length or 1
     prices = (
-        costs.draft_cost(k, context),
-        lambda width: costs.verify_cost(width, context),
-        costs.overhead(k, context),
+        costs.draft_seconds(k, context) / k / step,
+        lambda width: costs.verify_seconds(width, context) / step,
+        costs.overhead_seconds(k) / step,
     )
     fact = DraftFacts(
         **name,
         best_draft_length=best.draft_length,
         speedup=best.speedup,
         break_even=break_even_acceptance(*prices, longest, replay) if always_drafts else None,
-        step_seconds=costs.step_seconds(context),
+        step_seconds=step,
         n_tokens=n_tokens,
         costs=costs.to_json(),
     )

@@ -193,8 +193,8 @@ def preset(name: str, about: str, costs: Mapping[str, Costs]) -> dict[str, Any]:
         "about": about,
         "step_ms": float(f"{1000 * step:.4g}"),
         "draft": {draft: short(numbers) for draft, numbers in drafts.items()},
-        "pass": short(first.verify_cost(n + 1, CONTEXT) for n in LENGTHS),
-        "rest": short(first.overhead(n, CONTEXT) for n in LENGTHS),
+        "pass": short(first.verify_seconds(n + 1, CONTEXT) / step for n in LENGTHS),
+        "rest": short(first.overhead_seconds(n) / step for n in LENGTHS),
         "like": LIKE,
     }
 

@@ -92,7 +92,8 @@ def test_plan_has_every_length_and_names_the_best(run, tmp_path, measurements):
         samples = found.of(BASELINE, fact.temperature)
         context = sum(s.n_prompt + len(s.texts[0]) // 2 for s in samples) // len(samples)
         for e in mine:  # the costs of a length are those that were calibrated
-            assert e.verify_cost == pytest.approx(raw.verify_cost(e.draft_length + 1, context), rel=1e-6), "smoothed"
+            verify = raw.verify_seconds(e.draft_length + 1, context) / raw.step_seconds(context)
+            assert e.verify_cost == pytest.approx(verify, rel=1e-6), "smoothed"
         plain = mine[0]
         assert (plain.tokens_per_round, plain.drafted_per_round, plain.acceptance_rate) == (1, 0, None)
         for e in mine:  # records round to seven digits

@@ -259,12 +259,12 @@ def test_the_book_and_the_clock_are_pythons():
 def test_presets_are_the_records_costs():
     run = build.read(build.RESULTS / "cpu-2-cores-c.json", build.ComparisonRun)
     costs, preset = build.greedy_costs(run)["model"], build.presets()[1]
-    at = build.CONTEXT
-    assert preset["step_ms"] == pytest.approx(1000 * costs.step_seconds(at), rel=1e-3)
+    at, step = build.CONTEXT, costs.step_seconds(build.CONTEXT)
+    assert preset["step_ms"] == pytest.approx(1000 * step, rel=1e-3)
     for n in (1, 4, 6):
-        assert preset["draft"]["model"][n] == pytest.approx(n * costs.draft_cost(n, at), rel=1e-3)
-        assert preset["pass"][n] == pytest.approx(costs.verify_cost(n + 1, at), rel=1e-3)
-        assert preset["rest"][n] == pytest.approx(costs.overhead(n, at), rel=1e-3)
+        assert preset["draft"]["model"][n] == pytest.approx(costs.draft_seconds(n, at) / step, rel=1e-3)
+        assert preset["pass"][n] == pytest.approx(costs.verify_seconds(n + 1, at) / step, rel=1e-3)
+        assert preset["rest"][n] == pytest.approx(costs.overhead_seconds(n) / step, rel=1e-3)
     for one in build.presets():
         curves = [*one["draft"].values(), one["pass"], one["rest"]]
         assert all(len(curve) == LONGEST + 1 and min(curve) >= 0 for curve in curves)
