@@ -55,8 +55,8 @@ class Machine:
         self.seconds, self.tick = 0.0, tick
         self.passes: list[tuple[str, int, int]] = []  # (who, width, tokens in the cache before), prompts apart
         fake = SimpleNamespace(perf_counter=self.now)
-        monkeypatch.setattr(decodings, "time", fake)
-        monkeypatch.setattr(clock, "time", fake)
+        for module in (decodings, clock, instruments):
+            monkeypatch.setattr(module, "time", fake)
         start, feed, self.target = CachedModel.prefill, CachedModel.run, target
 
         def timed_start(model, prompt):

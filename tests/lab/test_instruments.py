@@ -11,7 +11,13 @@ from speclab.core.drafter import Drafter
 from speclab.core.rounds import Round
 from speclab.lab.instruments import LoopFunctions, with_phases
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CPU, MPS, CUDA = torch.device("cpu"), torch.device("mps"), torch.device("cuda")
+
+
+def target_on(device: torch.device, **methods) -> SimpleNamespace:
+    """What the clock asks of a target."""
+    unused = dict.fromkeys(("verify", "forward", "commit", "crop"), lambda *_: None)
+    return SimpleNamespace(device=device, n_replays=0, **{"keeps": min} | unused | methods)
 
 
 class FakeClock:
@@ -37,7 +43,7 @@ def test_every_part_of_a_round_counts_for_its_phase(monkeypatch):
     """draft: propose; verify: the target's pass; rollback: both caches; what is left is the host's. Calls of one phase
     add up, and work on the device counts for the phase that queued it."""
     fake = FakeClock(monkeypatch)
-    target = SimpleNamespace(device=CPU, n_replays=0, keeps=min, verify=fake.work(15, 5), commit=fake.work(1))
+    target = target_on(MPS, verify=fake.work(15, 5), commit=fake.work(1))
     drafter = SimpleNamespace(prefill=fake.work(1000), propose=fake.work(4, 1), observe=fake.work(2))
 
     def decode(target, drafter, n_rounds, accept):
@@ -63,7 +69,7 @@ def test_every_part_of_a_round_counts_for_its_phase(monkeypatch):
 
 def test_a_rule_for_the_cache_stands_in_its_own_rounds_alone():
     """Another rule must not go on in the next decoding with the same target."""
-    target = SimpleNamespace(device=CPU, n_replays=0, keeps=max)
+    target = target_on(CPU, keeps=max)
     seen = []
 
     def decode(target, drafter, accept):
@@ -117,7 +123,7 @@ def test_events_of_a_round_are_read_after_it(monkeypatch):
             assert FakeEvent.n_waits == n_waits
             yield Round([2, 3])
 
-    target = SimpleNamespace(n_replays=0, keeps=min, device=CUDA, verify=work(20))
+    target = target_on(CUDA, verify=work(20))
     drafter = SimpleNamespace(propose=work(10), observe=work(2))
     rounds = with_phases(LoopFunctions(decode, accept=work(4)), target, drafter)
     for _ in range(3):
