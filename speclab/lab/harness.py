@@ -222,10 +222,7 @@ def _warm_up(
     # The first prompt, sampled if anything is; on CUDA graphs both, for what draws tokens is recorded, too.
     for sampling in samplings if bench.on_graphs else [max(samplings, key=lambda s: s.temperature)]:
         tried = {arm: sorted(set(tools.get(arm, ()))) for arm in [*arms, *tools]}
-        decodings = [bench.decoding(arm, sampling, prompts[0], 0, budget, tried[arm]) for arm in tried]
-        take_turns(decodings)
-        for *_, round_ in itertools.chain.from_iterable(decoding.log for decoding in decodings):
-            dict(round_.seconds or {})  # reading gives the events back, which later rounds then need not make
+        take_turns([bench.decoding(arm, sampling, prompts[0], 0, budget, tried[arm]) for arm in tried])
     bench.forget()
     timed = [prompts[index].ids.to(bench.setup.device) for index in mixed(prompts)[:COST_PROMPTS]]
     for drafter, sampling in itertools.product(priced, samplings):

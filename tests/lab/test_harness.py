@@ -18,7 +18,7 @@ from speclab.core.rounds import Round
 from speclab.core.sampling import Sampling
 from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
 from speclab.drafts.oracle import Dial
-from speclab.lab import decodings, harness
+from speclab.lab import decodings, harness, instruments
 from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding
 from speclab.lab.harness import interleaved, measure, take_turns
