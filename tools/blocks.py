@@ -11,7 +11,7 @@ from speclab.records.files import ComparisonRun, read
 from speclab.records.rows import Row
 from speclab.system.paths import ROOT
 from speclab.theory.formulas import book_formula, omega_star
-from speclab.theory.ladder import prediction_rows
+from speclab.theory.ladder import prediction_errors, prediction_rows
 
 RESULTS, PAIR = ROOT / "results", ROOT / "models" / "lab-pair"
 LEFT_OUT = re.compile(r"feature |(model|hybrid) +(2|6|auto) ")  # rows of the README's screen
@@ -171,6 +171,24 @@ def errors() -> str:
     return tables.show([table], markdown=True).strip()
 
 
+def errors_by_record() -> str:
+    """The error of the forecast in several comparisons, and how long a decode step takes there."""
+    found = []
+    for path in (FULL_RUN, GPU_RUN, REAL_RUN, TREES_RUN):
+        run = comparison(path)
+        baseline = next(row for row in run.rows if (row.method, row.prompt_kind) == ("baseline", "all"))
+        step, error = baseline.seconds / baseline.n_emitted, prediction_errors(prediction_rows(run.rows))["forecast"]
+        found.append((f"[{screen.target_name(run)}](../results/{path.stem}.md)", step, error))
+    cells: dict[str, tables.Cell] = {
+        "target": lambda line: tables.Markdown(line[0]),
+        "a step, ms": lambda line: f"{1e3 * line[1]:.3g}",
+        "rows": lambda line: str(line[2]["n"]),
+        "median error of the forecast": lambda line: f"{line[2]['median']:.1%}",
+        "largest": lambda line: f"{line[2]['max']:.1%}",
+    }
+    return shown(found, cells)
+
+
 def full(ladder: bool) -> str:
     """The greedy rows of the full run over all prompts: how fast they are, or why."""
     run = comparison(FULL_RUN)
@@ -225,6 +243,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "heads": heads,
     "book-table": book_table,
     "errors": errors,
+    "errors-by-record": errors_by_record,
     "full-from": lambda: tables.escaped(screen.provenance(comparison(FULL_RUN))),
     "full-rows": lambda: full(ladder=False),
     "full-ladder": lambda: full(ladder=True),
