@@ -6,7 +6,7 @@ from operator import attrgetter
 
 from speclab.core.counts import Counts
 from speclab.present import tables
-from speclab.present.screen import REPLAYS, noise_lines, provenance, same_text_lines, screen, target_name
+from speclab.present.screen import noise_lines, provenance, screen, target_name
 from speclab.present.tables import Block, Cell, Heading, Lines, Markdown, Table, cells, number, prediction, speedup
 from speclab.records.files import ComparisonRun
 from speclab.records.rows import Row
@@ -16,10 +16,7 @@ COSTS = (
     "c, v and o are costs in decode steps of the target: of a drafted token, a pass over k + 1 tokens, the rest of a "
     "round"
 )
-REJECTED_PLACES = (
-    "a draft with branches has several tokens for one place, and more than one of them can be tested and fail; a place "
-    "where none passes is counted once as rejected. α of such drafts: accepted / tested places"
-)
+REPLAYS = "passes in which recurrent layers, which cannot be cropped, read accepted tokens once more"
 ROWS = (
     "95 % is the interval in which the speedup would lie with other prompts. end to end counts the passes over the "
     "prompt, too. α is accepted / tested tokens, f is accepted / drafted tokens, and tok/rnd is the tokens per target "
@@ -53,15 +50,14 @@ def _details(run: ComparisonRun) -> list[Block]:
     blocks.append(errors_table(prediction_rows(run.rows)))
     ladder, effects = ladder_table(run.rows), [LADDER, *(f"{name}: {meaning}" for name, meaning in EFFECTS.items())]
     blocks += [Heading("From the formula to the measurement"), ladder, Lines(effects * bool(ladder.rows))]
-    blocks += [Heading("Texts and noise"), Lines([*same_text_lines(run, every_arm=True), generate_line(run)])]
-    return [*blocks, Lines(noise_lines(run.noise))]
+    return [*blocks, Heading("Noise"), Lines([*noise_lines(run.noise), generate_line(run)])]
 
 
 def rows_table(rows: list[Row]) -> Table:
     """Return one line per row: an arm on all prompts or a kind of them, with what was predicted."""
     heads: dict[str, Cell] = cells("draft", *tables.batches(rows), "k", "T")
     heads["prompts"] = lambda row: f"{row.prompt_kind} ({row.n_prompts})"
-    heads |= cells("tok/s", "speedup") | {"verdict": lambda row: tables.verdict_of(row) or "-"}
+    heads |= cells("tok/s", "speedup") | {"verdict": lambda row: row.verdict or "-"}
     heads |= cells("95 %", "end to end", "α", "f", "tok/rnd")
     heads["forecast tok/rnd"] = lambda row: number(row.forecast_tokens_per_round)
     heads |= cells("c", "v", "o")
@@ -97,20 +93,18 @@ def generate_line(run: ComparisonRun) -> str | None:
     row = next((row for row in run.rows if (row.method, row.prompt_kind) == ("generate", "all")), None)
     if row is None:
         return None
-    dtype, agreement = run.settings["dtype"], "the same text" if row.same_as_baseline else "NOT the same text"
-    if not row.same_as_baseline and dtype != "float32":
-        agreement += f" (where two logits are nearly equal, rounding in {dtype} decides)"
+    agreement = "the same text" if row.same_as_baseline else f"NOT the same text in {run.settings['dtype']}"
     how = "with the lab's settings (greedy, no penalties, no end token), prefill included"
     return f"the baseline against model.generate {how}: {1 / row.speedup:.2f}x its speed, {agreement}"
 
 
 def counts_summary(counts: Counts, has_branches: bool = False) -> str:
     """Sum up the rounds: their number, acceptance in all its meanings, and a histogram of accepted lengths."""
-    n_untested = counts.n_drafted - counts.n_accepted - counts.n_rejected  # with branches, all others that failed, too
-    rejected = f"rejected places {counts.n_rejected}" if has_branches else f"rejected {counts.n_rejected}"
+    n_untested = counts.n_drafted - counts.n_accepted - counts.n_rejected
+    rest = " places, in each of which all branches failed" if has_branches else f", never tested {n_untested}"
+    rounds = f"rounds {counts.n_rounds}, drafted {counts.n_drafted}, accepted {counts.n_accepted}"
     lines = [
-        f"rounds {counts.n_rounds}, drafted {counts.n_drafted}, accepted {counts.n_accepted}, {rejected}"
-        + f", never tested {n_untested}" * (not has_branches),
+        f"{rounds}, rejected {counts.n_rejected}{rest}",
         *([f"replays {counts.n_replays}: {REPLAYS}"] if counts.n_replays else []),
         f"α (accepted / tested)               {number(counts.acceptance_rate, 3)}",
         f"drafted fraction (accepted/drafted) {number(counts.drafted_fraction, 3)}",
@@ -119,6 +113,6 @@ def counts_summary(counts: Counts, has_branches: bool = False) -> str:
     ]
     most = max(counts.accepted_lengths.values(), default=1)
     for length in range(max(counts.accepted_lengths, default=0) + 1):
-        rounds = counts.accepted_lengths[length]
-        lines.append(f"  {length:2d} | {'#' * round(40 * rounds / most):40s} {rounds}")
-    return "\n".join([*lines, *([REJECTED_PLACES] if has_branches else [])])
+        n = counts.accepted_lengths[length]
+        lines.append(f"  {length:2d} | {'#' * round(40 * n / most):40s} {n}")
+    return "\n".join(lines)

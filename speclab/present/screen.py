@@ -1,7 +1,7 @@
 """The answer of a comparison on one screen: whether the texts are right, how fast each draft is, and why not faster.
 
-A view of the record: nothing is measured here, and every line is a fixed template filled with its numbers. Records of
-other commands show the same lines about their origin, their texts and their noise. All else is in report.py.
+A view of the record: every line is a fixed template filled with its numbers. Records of other commands show the same
+lines about their origin, their texts and their noise. All else is in report.py.
 """
 
 import math
@@ -11,9 +11,8 @@ from speclab.present import tables
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, interval, number, speedup, speedup_of
 from speclab.records.files import ComparisonRun, Head, LabRun
 from speclab.records.rows import AUTO, Facts, Noise, Row
-from speclab.system import cores
 from speclab.theory import attribution
-from speclab.theory.ladder import factors, prediction_rows
+from speclab.theory.ladder import factors
 
 LAB = "lab pair"
 LARGEST_FACTOR = 99  # that a line names; beyond it the size no longer matters
@@ -22,7 +21,6 @@ ROUGH = "ROUGH: the baseline, timed twice in the same turns, may differ from its
 STARTING = "most of it is the starting of operations one by one, which wide passes share."
 READING = "it waits for memory, and further tokens cost little."
 ARITHMETIC = "arithmetic limits a wide pass, and every further token is paid."
-REPLAYS = "passes in which recurrent layers, which cannot be cropped, read accepted tokens once more"
 LOSSY = (
     "accept rule: {rule} is LOSSY: the texts do not follow the target's distribution. The number after LOSSY is the "
     "mean total variation distance of a decoded token's distribution from the target's after the same text (0: the "
@@ -31,8 +29,8 @@ LOSSY = (
 
 
 def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = None, markdown: bool = False) -> str:
-    """Show whether the text is the same; the result and the table; what lies between the formula and the measurement,
-    and where there is no gain; and `where` the rest is.
+    """Show whether the text is the same; the result and the table; what lies between the formula and the measurement;
+    and `where` the rest is.
 
     brief: only the tables, below the lines that say that texts are wrong, or speeds rough.
     """
@@ -49,7 +47,7 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
         speeds.append(speed_table(shown))
     if brief:
         return tables.show([Lines(map(wrong_line, runs)), rough, *speeds], markdown)
-    return tables.show([checked, rough, *speeds, Lines([*facts, no_gain_line(runs)]), Lines(where or [])], markdown)
+    return tables.show([checked, rough, *speeds, Lines(facts), Lines(where or [])], markdown)
 
 
 # --- where a record comes from ----------------------------------------------------------------------------------------
@@ -96,20 +94,22 @@ def padding_remark(run: LabRun) -> str | None:
 
 
 def small_print(run: Head) -> str:
-    """Return the line under a picture: model, machine, number format, time and commit of any record."""
+    """Return the line under a picture. It never leaves out that the target is padded, or the rule lossy."""
     target = run.settings["target"] + " (padded)" * sizes.is_lab_size(run.settings["target"])
-    rules = {rule for row in getattr(run, "rows", []) if (rule := getattr(row, "lossy_rule", None))}
-    lossy = "".join(f"; LOSSY, accept rule {rule}" for rule in rules)
-    commit = (run.versions["commit"] or "")[:8]
-    return f"{target} on {hardware(run)}, {run.settings['dtype']}; {run.created}, commit {commit}{lossy}"
+    lossy, commit = f"; LOSSY, accept rule {run.settings.get('rule')}" * _is_lossy(run), run.versions["commit"] or ""
+    return f"{target} on {hardware(run)}, {run.settings['dtype']}; {run.created}, commit {commit[:8]}{lossy}"
+
+
+def _is_lossy(run: Head) -> bool:
+    return any(getattr(row, "lossy_rule", None) for row in getattr(run, "rows", []))
 
 
 # --- same text? -------------------------------------------------------------------------------------------------------
 
 
-def same_text_lines(run: ComparisonRun, every_arm: bool = False) -> list[str]:
+def same_text_lines(run: ComparisonRun) -> list[str]:
     """Return a line for the texts of each temperature, below every greedy difference, and above a line for each arm
-    that sampled and is wrong or lossy. every_arm: for each arm that sampled."""
+    that sampled and is wrong or lossy."""
     lines = []
     for temperature in sorted({entry["temperature"] for entry in run.correctness}):
         entries = [entry for entry in run.correctness if entry["temperature"] == temperature]
@@ -127,7 +127,7 @@ def same_text_lines(run: ComparisonRun, every_arm: bool = False) -> list[str]:
         if any(entry.get("lossy_rule") for entry in named):
             said = "NO, the rule is LOSSY; its arms below"
         lines.append(f"same text? {target_name(run)}, T = {temperature:g}: {said}")
-        lines += map(_sampled_line, entries if every_arm else named)
+        lines += map(_sampled, named)
     return lines
 
 
@@ -137,39 +137,25 @@ def _difference(entry: Facts, one: Facts) -> str:
     return f"{where}: {one['tokens'][0]!r} became {one['tokens'][1]!r}, gap {gap}: {one['verdict']}"
 
 
-def _sampled_line(entry: Facts) -> str:
+def _sampled(entry: Facts) -> str:
     scores = {"z_S": entry["z_residual"], "z_L": entry["z_surprise"]}
     z = ", ".join(f"{name} = {'inf' if value is None else format(value, '+.2f')}" for name, value in scores.items())
-    n_uncertain, verdict = entry.get("n_uncertain", 0), "consistent"
-    if not entry["passed"]:
-        verdict = "NOT the target's distribution"
-    elif n_uncertain == entry["n_tokens"]:
-        verdict = UNTESTED
-    elif entry.get("lossy_rule"):
-        verdict = f"LOSSY, mean total variation {number(entry.get('total_variation'), 3)}"
-    edge = f", without {n_uncertain} at the filters' edge, where rounding decides" * bool(n_uncertain)
-    tokens = f"over {entry['n_tokens']} tokens{edge} (bound {entry['bound']})"
-    return f"T = {entry['temperature']:g}, {entry['arm']}: {z} {tokens}: {verdict}"
+    lossy = f"LOSSY, mean total variation {number(entry.get('total_variation'), 3)}"
+    verdict = lossy if entry["passed"] else "NOT the target's distribution"
+    return f"T = {entry['temperature']:g}, {entry['arm']}: {z} over {entry['n_tokens']} tokens: {verdict}"
 
 
 def remarks(run: LabRun) -> list[str]:
     """Name what took part in the run and what disturbed it, and the texts that were not checked or are wrong."""
-    rows = [row for row in getattr(run, "rows", []) if isinstance(row, Row) and row.prompt_kind == "all"]
-    probe, settings = run.machine.get("probe"), run.settings
-    lines = []
+    lines, probe, settings = list[str](), run.machine.get("probe"), run.settings
     if about := settings.get("functions"):
         lines.append(f"These functions took part in the speculative rows: {about}. The baseline is the lab's own.")
     if probe and not probe["free"]:
-        why = cores.complaint(probe["load"], run.machine["cores"] or 1) or "the cores were not free"
-        lines.append(f"BUSY when the run began: {why}")
-    if late := (settings.get("graphs") or {}).get("in_turns"):
-        lines.append(f"SLOWED: {late} CUDA graphs were recorded in timed turns, where there should be none")
+        load = f"load average {probe['load']:.1f} on {run.machine['cores']} cores"
+        lines.append(f"BUSY when the run began: {load}, so times may be rough")
     if rule := settings.get("rule"):
         plain = f"accept rule: {rule}; sampled rows of models have no forecast"
-        lines.append(LOSSY.format(rule=rule) if any(row.lossy_rule for row in rows) else plain)
-    if n_replays := sum(row.n_replays or 0 for row in rows):
-        n_rounds = sum(row.n_rounds for row in rows if row.draft)
-        lines.append(f"replays: after {n_replays} of {n_rounds} speculative rounds, {REPLAYS}")
+        lines.append(LOSSY.format(rule=rule) if _is_lossy(run) else plain)
     if run.unchecked:
         lines.append(f"NOT CHECKED: {', '.join(run.unchecked)}; the run was stopped before these texts were judged")
     stopped = "Stopped before the end: rows cover the prompts that every arm had finished."
@@ -221,19 +207,18 @@ def speed_table(run: ComparisonRun) -> Table:
     first, *further = dict.fromkeys(row.temperature for row in rows) or [0.0]
 
     def other(temperature: float) -> Cell:
-        return lambda row: _in_words(at.get((row.method, row.draft_length, temperature)))
+        return lambda row: in_words(at.get((row.method, row.draft_length, temperature)))
 
     heads = cells("draft", *tables.batches(rows), "k", "α", "tok/rnd", "tok/s")
-    heads |= {"speedup": _in_words} | cells("95 %")
+    heads |= {"speedup": in_words} | cells("95 %")
     heads |= {"forecast": lambda row: speedup(row.forecast), "book(α)": lambda row: speedup(row.book_formula)}
     heads |= {f"T = {temperature:g}": other(temperature) for temperature in further}
     return Table([row for row in rows if row.temperature == first], heads)
 
 
-def _in_words(row: Row | None) -> str:
+def in_words(row: Row | None) -> str:
     """Return the speedup of a row, and the verdict where it is none or may be none."""
-    verdict = tables.verdict_of(row) if row else None
-    return "-" if not row else speedup_of(row) + f" {verdict}" * (verdict in ("slower", "unclear"))
+    return "-" if not row else speedup_of(row) + f" {row.verdict}" * (row.verdict in ("slower", "unclear"))
 
 
 def first_rows(run: ComparisonRun) -> list[Row]:
@@ -253,13 +238,8 @@ def result_line(run: ComparisonRun) -> str | None:
     row = max(first_rows(run), key=lambda row: row.speedup, default=None)
     if row is None:
         return None
-    doubt = "" if is_faster(row) else ", not shown to be faster"
+    doubt = ", not shown to be faster" * (row.verdict in ("slower", "unclear"))
     return f"Highest: {_named(row)}, {speedup_of(row)}{_ends(row.speedup_low, row.speedup_high)}{doubt}."
-
-
-def is_faster(row: Row) -> bool:
-    """Tell whether a row is shown to be faster; where the prompts are too few for an interval, its speedup decides."""
-    return row.speedup > 1 and tables.verdict_of(row) in ("faster", None)
 
 
 def _named(row: Row) -> str:
@@ -320,19 +300,6 @@ def between(row: Row) -> str:
 
 
 def loops_line(run: ComparisonRun) -> str | None:
-    """Say how many greedy texts end in repetition; None where none does, or nothing was decoded greedily."""
-    n, cut = run.prompts.get("n_cut", run.prompts.get("n_looping")), "n_cut" in run.prompts
-    what = "and count only up to where it begins" if cut else "which is easy to draft and raises acceptance"
-    return f"{target_name(run)}: {n} of {run.prompts['n']} greedy texts end in repetition, {what}" if n else None
-
-
-def no_gain_line(runs: list[ComparisonRun]) -> str | None:
-    """Say how many rows of the kinds of prompt are not shown to be faster, and the lowest speedup of all rows."""
-    rows = [(run, row) for run in runs for row in prediction_rows(run.rows)]
-    if not rows:
-        return None
-    run, low = min(rows, key=lambda pair: pair[1].speedup)
-    where = f"{target_name(run)}, {_named(low)}, T = {low.temperature:g}"
-    n_not = sum(not is_faster(row) for _, row in rows)
-    counted = f"{n_not} of {len(rows)} rows, each of one temperature and kind of prompt"
-    return f"not shown to be faster: {counted}; the lowest is {speedup_of(low)} ({where}, {low.prompt_kind} prompts)"
+    """Say how many greedy texts end in repetition; None where none does."""
+    n, what = run.prompts.get("n_cut"), "end in repetition, and count only up to where it begins"
+    return f"{target_name(run)}: {n} of {run.prompts['n']} greedy texts {what}" if n else None

@@ -118,11 +118,6 @@ def number(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def cost(value: float | None, digits: int = 2) -> str:
-    """Write a cost, which is never negative: below one unit of the last digit it may be nothing."""
-    return f"< {10.0**-digits:.{digits}f}" if value is not None and value < 10.0**-digits else number(value, digits)
-
-
 def rate(value: float | None) -> str:
     return number(value, 1 if value is not None and value < 999.95 else 0)
 
@@ -137,19 +132,10 @@ def speedup_of(row: Any) -> str:
     return speedup(row.speedup) + (f" LOSSY {number(row.total_variation, 3)}" if row.lossy_rule else "")
 
 
-def verdict_of(row: Any) -> str | None:
-    """Return the verdict of a row; None where it is unclear only because the prompts are too few for an interval."""
-    return row.verdict if row.speedup_low is not None or row.verdict != "unclear" else None
-
-
 def row_interval(row: Any) -> str:
     """Write the interval of a row's speedup, or that its prompts are too few for one."""
     few = row.speedup_low is None and row.n_prompts < FEWEST
-    return no_interval(row.n_prompts) if few else interval(row.speedup_low, row.speedup_high)
-
-
-def no_interval(n_prompts: int) -> str:
-    return f"no interval: {n_prompts} prompt{'s' * (n_prompts != 1)}"
+    return f"few prompts: {row.n_prompts}" if few else interval(row.speedup_low, row.speedup_high)
 
 
 def interval(low: float | None, high: float | None) -> str:
@@ -195,9 +181,9 @@ CELLS: dict[str, Cell] = {
     "α": lambda row: number(row.acceptance_rate),
     "f": lambda row: number(row.drafted_fraction),
     "tok/rnd": lambda row: number(row.tokens_per_round),
-    "c": lambda row: cost(row.draft_cost, 3) if row.draft_length else "-",
-    "v": lambda row: cost(row.verify_cost),
-    "o": lambda row: cost(row.overhead, 3),
+    "c": lambda row: number(row.draft_cost, 3) if row.draft_length else "-",
+    "v": lambda row: number(row.verify_cost),
+    "o": lambda row: number(row.overhead, 3),
 }
 
 

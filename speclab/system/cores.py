@@ -7,12 +7,9 @@ SHARE = 0.5  # of the cores in use by other work, from which on times may be rou
 AT_START: float | None = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
-def complaint(average: float | None, n_cores: int) -> str | None:
-    """Return one line about the load of a machine with so many cores; None where it is low or not known."""
-    if average is None or average <= SHARE * n_cores:
-        return None
-    return f"other work uses this machine (load average {average:.1f} on {n_cores} cores), so times may be rough"
-
-
 def busy() -> str | None:
-    return complaint(AT_START, os.cpu_count() or 1)
+    """Return one line about the load; None where it is low or not known."""
+    n_cores = os.cpu_count() or 1
+    if AT_START is None or SHARE * n_cores >= AT_START:
+        return None
+    return f"other work uses this machine (load average {AT_START:.1f} on {n_cores} cores), so times may be rough"

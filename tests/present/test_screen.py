@@ -29,9 +29,7 @@ def troubled() -> ComparisonRun:
     next(entry for entry in run.correctness if entry["temperature"] > 0)["passed"] = False
     run.noise = [replace(floor, ratio=1.01, low=0.906, high=1.05) for floor in run.noise]
     run.machine |= {"probe": {"free": False, "load": 7.5}}
-    run.settings |= {"functions": "from here/: 7 (a drafter)", "rule": "block", "graphs": {"in_turns": 3}}
-    for row in run.rows:
-        row.n_replays = 30 if row.draft else None
+    run.settings |= {"functions": "from here/: 7 (a drafter)", "rule": "block"}
     return replace(run, unchecked=["ngram k=2"], interrupted=True)
 
 
@@ -50,7 +48,7 @@ def without_costs() -> ComparisonRun:
 
 
 def few_prompts() -> ComparisonRun:
-    """No row is called unclear where there is no interval; the number of prompts is said instead."""
+    """There is no interval; the number of prompts is said instead."""
     run = make_run(temperatures=(0.0,), lengths=(4,), kinds=("code",))
     few = {"n_prompts": 1, "speedup_low": None, "speedup_high": None, "verdict": "unclear"}
     return replace(run, rows=[replace(row, **few) if row.draft else row for row in run.rows])
@@ -136,8 +134,6 @@ def test_the_result_is_the_highest_row():
     assert screen.result_line(run) == f"{said} ({row.speedup_low:.2f} to {row.speedup_high:.2f})."
     run.rows = [replace(row, speedup=0.9, verdict="slower") if row.draft else row for row in run.rows]
     assert screen.result_line(run).endswith(", not shown to be faster.")
-    n = 2 * 4 * len(KINDS)
-    assert f"not shown to be faster: {n} of {n} rows" in screen.no_gain_line([run])
 
 
 def test_a_ladder_is_shown_where_the_fastest_row_has_none():
@@ -205,20 +201,9 @@ def test_a_prediction_stands_with_its_error():
     assert {table.cells["forecast"](plain_row()), table.cells["95 %"](plain_row())} == {"-"}
 
 
-@pytest.mark.parametrize(
-    ("value", "digits", "written"),
-    [
-        (318.4, 0, "318"), (0.4, 0, "< 1"), (0.0, 0, "< 1"), (-975.0, 0, "< 1"), (0.0004, 3, "< 0.001"),
-        (0.0011, 3, "0.001"), (-0.05, 2, "< 0.01"), (None, 2, "-"),
-    ],
-)  # fmt: skip
-def test_no_cost_is_negative_and_what_may_be_nothing_is_written_so(value, digits, written):
-    assert tables.cost(value, digits) == written
-
-
 def test_the_library_is_compared_with_the_baseline():
     run = make_run()
     run.rows = [plain_row("generate", speedup=0.5)]
     assert "2.00x its speed, the same text" in report.generate_line(run)
     run.rows, run.settings["dtype"] = [replace(run.rows[0], same_as_baseline=False)], "bfloat16"
-    assert "NOT the same text (where two logits are nearly equal, rounding in bfloat16" in report.generate_line(run)
+    assert "NOT the same text in bfloat16" in report.generate_line(run)

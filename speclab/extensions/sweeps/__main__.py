@@ -45,7 +45,7 @@ from speclab.models import loading
 from speclab.models.prompts import Prompt
 from speclab.present import tables
 from speclab.present.pictures import figures
-from speclab.present.pictures.figures import Panel, Series, column, plain, speedups
+from speclab.present.pictures.figures import Panel, Series, column, plain
 from speclab.present.report import COSTS
 from speclab.present.screen import noise_lines, provenance, remarks, rough_line
 from speclab.present.tables import CELLS, Block, Cell, Heading, Lines, Markdown, Table, interval, number, prediction
@@ -259,8 +259,8 @@ def curves(sweep: SweepRun) -> dict[str, list[Point]]:
 
 def verdict(point: Point) -> str:
     """Return faster, slower or unclear; where the prompts are too few for an interval, their number in words."""
-    if tables.verdict_of(point) is None and point.verdict:
-        return tables.no_interval(point.n_prompts)
+    if point.speedup_low is None and point.verdict == "unclear":
+        return tables.row_interval(point)
     return "unclear" if point.verdict == "unclear" else attribution.verdict(*decoding(point))
 
 
@@ -342,7 +342,7 @@ def picture(sweep: SweepRun, folder: Path, name: str) -> Path:
             x, shown = "acceptance_rate", list(by_acceptance(points).values())
             ticks = {i / 5: f"{i / 5:g}" for i in range(6)}
             more = {"ticks": ticks}
-        series = [Series("measured", speedups(shown, x))]
+        series = [Series("measured", {getattr(point, x): decoding(point) for point in shown})]
         series += [Series(line, column(shown, key, x), look, style) for key, line, look, style in LINES]
         panels.append(Panel(series, axis, title=tables.short(label, 16), **more))
     figure = figures.draw(panels, 8.0 if len(panels) == 1 else 4.6) if sweep.points else figures.Figure()

@@ -21,7 +21,7 @@ from matplotlib.transforms import ScaledTranslation
 from speclab.present.screen import ROUGH, rough_factor, small_print
 from speclab.records.files import Head
 from speclab.system.files import write_whole
-from speclab.theory.attribution import Value, decoding
+from speclab.theory.attribution import Value
 
 matplotlib.rcParams["text.parse_math"] = False  # a name with $ is no formula; no text here is one
 warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font|constrained_layout not")  # odd or long names
@@ -31,7 +31,6 @@ MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
 STYLES = ["-", "--", "-.", ":"]
 SPEEDUP = "speedup over the baseline (decoding)"
 BOOK = "book, 1/(1-α+α/k)"
-MANY = 8  # of more values than these only the best and those at both ends are printed
 WIDEST = 60  # points for all markers at one place: less than what lies between two places
 DPI = 130
 
@@ -65,10 +64,6 @@ def column(rows: Iterable[Any], name: str, x: str = "x") -> dict[Any, Value]:
     return plain((getattr(row, x), getattr(row, name)) for row in rows)
 
 
-def speedups(rows: Iterable[Any], x: str = "x") -> dict[Any, Value]:
-    return {getattr(row, x): decoding(row) for row in rows}
-
-
 def blank(n: int, width: float, height: float, **shared) -> tuple[Figure, list]:
     """Return a figure with n pairs of axes side by side, each `width` inches wide.  -> figure, axes"""
     size = (max(6.4, width * n), height)
@@ -92,18 +87,15 @@ def _draw_panel(axis, panel: Panel) -> None:
     shown = [series for series in panel.series if series.values]
     measured, lines = ([one for one in shown if bool(one.style) == is_line] for is_line in (False, True))
     step = min(20.0, WIDEST / max(1, len(measured)))
-    beside = {one.look: (i - (len(measured) - 1) / 2) * step for i, one in enumerate(measured)}
-    for series in measured:
-        _markers(axis, series, beside[series.look], upright=len(measured) > 2)
-    for series in lines:
-        alike = [other for other in lines if (other.label, other.style) == (series.label, series.style)]
-        places, ys = list(series.values), [value.value for value in series.values.values()]
-        style = series.style if len(ys) > 1 else "_" if series.style == STYLES[0] else "x"
-        single = {"transform": _moved(axis, beside.get(series.look, 0.0)), "markersize": 12} if len(ys) == 1 else {}
-        label = _named(series.label) if len(alike) == 1 else "_"
-        axis.plot(places, ys, style, color=COLOURS[series.look % len(COLOURS)], label=label, **single)
-        if len(alike) > 1 and series is alike[0]:
-            axis.plot([], [], series.style, color="black", label=_named(series.label))
+    for i, series in enumerate(measured):
+        _markers(axis, series, (i - (len(measured) - 1) / 2) * step)
+    named = set[str]()
+    for series in lines:  # the first one of a name stands in the legend
+        label = "_" if series.label in named else _named(series.label)
+        named.add(series.label)
+        values = [value.value for value in series.values.values()]
+        look: dict[str, Any] = {"marker": "_" * (len(values) == 1), "markersize": 12, "color": _colour(series)}
+        axis.plot(list(series.values), values, series.style, label=label, **look)
     if panel.log:
         axis.set_xscale("log", base=2)
     ticks = panel.ticks or {place: f"{place:g}" for place in sorted({x for series in shown for x in series.values})}
@@ -121,14 +113,14 @@ def _named(label: str) -> str:
     return " " * label.startswith("_") + label  # a label that begins with an underscore is left out of the legend
 
 
-def _moved(axis, right: float) -> Any:
-    """Return the transform that moves a marker so many points from its place."""
-    return axis.transData + ScaledTranslation(right / 72, 0, axis.figure.dpi_scale_trans)
+def _colour(series: Series) -> str:
+    return COLOURS[series.look % len(COLOURS)]
 
 
-def _markers(axis, series: Series, right: float, upright: bool) -> None:
-    """Draw values with their intervals beside their places, and the number above each."""
-    look = {"color": COLOURS[series.look % len(COLOURS)], "transform": _moved(axis, right), "zorder": 3}
+def _markers(axis, series: Series, right: float) -> None:
+    """Draw values with their intervals so many points beside their places, and the number above each."""
+    moved = axis.transData + ScaledTranslation(right / 72, 0, axis.figure.dpi_scale_trans)
+    look: dict[str, Any] = {"color": _colour(series), "transform": moved, "zorder": 3}
     ys = [value.value for value in series.values.values()]
     axis.plot(list(series.values), ys, MARKERS[series.look % len(MARKERS)], label=_named(series.label), **look)
     intervals = [(x, value.low, value.high) for x, value in series.values.items() if None not in value]
@@ -136,14 +128,19 @@ def _markers(axis, series: Series, right: float, upright: bool) -> None:
         axis.vlines(*zip(*intervals, strict=True), linewidth=1, **look)
     # A marker that is drawn beside its place does not widen the axes by itself.
     axis.update_datalim([(x, y) for x, value in series.values.items() for y in value if y is not None])
-    places = list(series.values)
-    if len(places) > MANY:
-        places = [places[0], max(places, key=lambda x: series.values[x].value), places[-1]]
-    tops = {x: high for x, _, high in intervals}
-    text = {"color": COLOURS[series.look % len(COLOURS)], "va": "bottom", "rotation": 90 if upright else 0}
-    for x in dict.fromkeys(places):
-        y = series.values[x].value
-        note(axis, x, tops.get(x) or y, f"{y:.2f}", 5, right, **text)
+    for x, value in series.values.items():
+        text = f"{value.value:.2f}"
+        note(axis, x, value.high or value.value, text, 5, right, color=_colour(series), va="bottom", rotation=90)
+
+
+def logarithmic(axis, name: str, ticks: Iterable[float], form: str) -> None:
+    """Make the "x" or "y" axis logarithmic, with those of these ticks that its values reach."""
+    getattr(axis, f"set_{name}scale")("log")
+    side = getattr(axis, f"{name}axis")
+    low, high = getattr(axis, f"get_{name}lim")()
+    shown = [tick for tick in ticks if low <= tick <= high]
+    side.set_ticks(shown, labels=[form.format(tick) for tick in shown])
+    side.set_minor_locator(NullLocator())
 
 
 def legend_above(axis, title: str) -> None:

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from speclab.present.pictures import figures
-from speclab.present.pictures.figures import STYLES, Figure, NullLocator, Panel, Series, draw, note, plain
+from speclab.present.pictures.figures import STYLES, Figure, Panel, Series, draw, note, plain
 from speclab.present.screen import first_rows, full_rows, target_name
 from speclab.present.tables import short, temperature_name
 from speclab.records.files import ComparisonRun
@@ -59,9 +59,8 @@ def speedup_panels(rows: list[Row]) -> list[Panel]:
             of_draft = [row for row in here if row.method.removesuffix(AUTO) == method]
             series.append(Series(short(method, 16), {place(row): decoding(row) for row in of_draft}, look))
             for (key, label), style in zip(PREDICTIONS.items(), STYLES, strict=False):
-                for is_auto in (False, True):  # what is predicted for auto is a dash that no line leads to
-                    known = plain((place(row), getattr(row, key)) for row in of_draft if row.auto == is_auto)
-                    series.append(Series(label, known, look, style))
+                known = plain((row.draft_length, getattr(row, key)) for row in of_draft if not row.auto)
+                series.append(Series(label, known, look, style))
         panels.append(Panel(series, "draft length k", title=title, ticks=ticks))
     return panels
 
@@ -84,12 +83,8 @@ def _limits(runs: list[ComparisonRun], folder: Path, name: str) -> Path | None:
         axis.plot([*speeds], [*speeds.values()], f"{marker}-", color=color, label=label)
         if run.bandwidth and run.weight_bytes:
             axis.plot([*speeds], [m * run.bandwidth / run.weight_bytes for m in speeds], ":", color=color)
-    for scale, side, ticks in ((axis.set_xscale, axis.xaxis, WIDTHS), (axis.set_yscale, axis.yaxis, SPEEDS)):
-        scale("log")
-        low, high = side.get_data_interval()
-        shown = [tick for tick in ticks if 0.9 * low <= tick <= 1.1 * high]
-        side.set_ticks(shown, labels=[f"{tick:,}" for tick in shown])
-        side.set_minor_locator(NullLocator())
+    figures.logarithmic(axis, "x", WIDTHS, "{}")
+    figures.logarithmic(axis, "y", SPEEDS, "{:,}")
     axis.set_xlabel("tokens of a pass")
     axis.set_ylabel("tokens a second that passes read")
     figures.legend_above(axis, "Passes, and the fastest draft; dotted: as fast as weights are read")
@@ -114,15 +109,10 @@ def _why(rows: list[Row]) -> Figure | None:
         hatch = {GAIN: "//", LOSS: ".."}.get(color)
         axis.barh(place, end - start, 0.66, start, color=color, hatch=hatch, edgecolor="white", linewidth=0)
         note(axis, max(start, end), place, text, 0, 5, ha="left", va="center", fontsize=8)
-        if place < len(steps) - 2:  # where the next bar starts; where this one is too thin to see
-            axis.plot([end, end], [place - 0.33, place + 0.67], color="black", linewidth=0.8)
     axis.axvline(1, color="black", linewidth=1)
-    axis.set_xscale("log")
-    low, high = axis.get_xlim()
-    axis.set_xlim(low, high * (high / low) ** 0.1)  # room for the numbers right of the bars
-    ticks = [value for value in SPEEDUPS if low <= value <= high]
-    axis.xaxis.set_ticks(ticks, labels=[f"{value:g}x" for value in ticks])
-    axis.xaxis.set_minor_locator(NullLocator())
+    axis.use_sticky_edges = False
+    axis.margins(x=0.15)  # room for the numbers right of the bars
+    figures.logarithmic(axis, "x", SPEEDUPS, "{:g}x")
     axis.set_xlabel("speedup (logarithmic)")
     axis.set_yticks(range(len(steps)), ["book formula", *EFFECTS, "measured", "end to end"])
     axis.invert_yaxis()
