@@ -48,10 +48,9 @@ class Pieces:
     def add(self, ids: Sequence[int]) -> str:
         """Return the text that can be shown after these further ids."""
         self._ids += ids
-        names = dict(zip(ids, self._tokenizer.convert_ids_to_tokens(list(ids)), strict=True))
-        new = [i for i in ids if names[i] is not None and i not in self._skipped]
-        self._held += new
-        if self._stream is None or not new or BYTE_TOKEN.fullmatch(names[new[-1]]):
+        self._held += ids
+        last = self._tokenizer.convert_ids_to_tokens([i for i in ids[-1:] if i not in self._skipped])
+        if self._stream is None or last in ([], [None]) or BYTE_TOKEN.fullmatch(last[0]):
             return ""
         try:
             text = self._stream.step(self._backend, self._held) or ""

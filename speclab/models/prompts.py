@@ -26,7 +26,6 @@ from speclab.system.terminal import harmless
 PROMPTS = DATA / "prompts"
 LAB_TEXTS = tuple(sorted(path.stem for path in PROMPTS.glob("*.jsonl")))
 KINDS = ("code", "prose", "copy")
-SEPARATOR = "%%"
 EMPTY = "a prompt is empty; give at least one word, for example 'def main():'"
 LARGEST_FILE = 16 * 2**20  # bytes; no model here reads a text of that length
 ROLES = ("system", "user", "assistant")
@@ -38,8 +37,8 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt. `kind` groups rows of a table; `text` is what was typed; `ids` is (1, length) on the CPU. chat: the
-    ids hold the text inside the tokenizer's chat template."""
+    """`kind` groups rows of a table; `text` is what was typed; `ids` is (1, length) on the CPU. chat: the ids hold the
+    text inside the tokenizer's chat template."""
 
     kind: str
     text: str
@@ -53,7 +52,7 @@ class Prompt:
 
 def split(text: str) -> list[str]:
     """Return the texts between lines that hold only `%%`; the line end before a separator is not part of a prompt."""
-    texts = re.split(rf"^[^\S\n]*{SEPARATOR}[^\S\n]*$\n?", text, flags=re.MULTILINE)  # lines end at \n alone
+    texts = re.split(r"^[^\S\n]*%%[^\S\n]*$\n?", text, flags=re.MULTILINE)  # lines end at \n alone
     return [stripped for stripped in (t.removesuffix("\n").removesuffix("\r") for t in texts) if stripped.strip()]
 
 
@@ -66,14 +65,11 @@ def from_file(name: str) -> list[tuple[str, str]]:
     """Read (kind, text) from a file, or from standard input where `name` is "-". The kind is the file's stem."""
     texts = split(_read(name).replace("\r\n", "\n").replace("\r", "\n"))
     if not texts:
-        raise UsageProblem(
-            f"there is no prompt in {name}; put one text in it, or several with lines of %% between them"
-        )
+        raise UsageProblem(f"there is no prompt in {name}; put texts in it, with lines of %% between them")
     return [("stdin" if name == "-" else " ".join(harmless(Path(name).stem).split()), text) for text in texts]
 
 
 def _read(name: str) -> str:
-    """Read a text file, or standard input where `name` is "-"."""
     try:
         if name == "-":
             found = files.at_most(sys.stdin.buffer.read(LARGEST_FILE + 1), LARGEST_FILE)
@@ -82,9 +78,8 @@ def _read(name: str) -> str:
         return found.decode("utf-8-sig")  # a byte order mark is no part of a text
     except (AttributeError, OSError, ValueError) as error:  # no standard input; a NUL in the name, or no UTF-8
         reason = getattr(error, "strerror", None) or error
-        raise UsageProblem(
-            f"cannot read {name}: {reason}; give a text file in UTF-8, or - for standard input"
-        ) from None
+        way_out = "give a text file in UTF-8, or - for standard input"
+        raise UsageProblem(f"cannot read {name}: {reason}; {way_out}") from None
 
 
 def read_texts(name: str) -> list[tuple[str, Messages]]:
@@ -95,7 +90,7 @@ def read_texts(name: str) -> list[tuple[str, Messages]]:
     for number, line in enumerate(_read(str(path)).split("\n"), 1):
         if line.strip():
             try:
-                texts.append(_text(from_json(line), " ".join(harmless(path.stem).split())[:LONGEST_KIND]))
+                texts.append(_text(from_json(line), path.stem))
             except ValueError as error:
                 raise UsageProblem(
                     f"line {number} of {name}: {str(error)[:200]}; give lines such as "
@@ -108,27 +103,18 @@ def read_texts(name: str) -> list[tuple[str, Messages]]:
 
 def _text(entry: Any, stem: str) -> tuple[str, Messages]:
     """Check one line. Raises ValueError, with what is wrong."""
-    names = {"kind", "prompt", "messages"}
-    if not isinstance(entry, dict) or ("prompt" in entry) == ("messages" in entry) or entry.keys() - names:
-        raise ValueError('it is no JSON object with one of "prompt" and "messages", and perhaps "kind"')
-    kind, messages = entry.get("kind", stem), entry.get("messages", [{"role": "user", "content": entry.get("prompt")}])
-    is_word = isinstance(kind, str) and kind.strip() and kind.isprintable() and len(kind) <= LONGEST_KIND
-    if not is_word or kind == "all":  # which names a group of rows
-        raise ValueError(f'its kind is no word of 1 to {LONGEST_KIND} characters other than "all"')
-    right = isinstance(messages, list) and all(
-        isinstance(message, dict)
-        and message.keys() == {"role", "content"}
-        and message["role"] in ROLES
-        and isinstance(message["content"], str)
-        and message["content"].strip()
-        for message in messages
-    )
-    if not right or not messages:
-        raise ValueError(
-            f'a text is empty, or its messages have not a "content" and a "role" out of {", ".join(ROLES)}'
-        )
-    if messages[-1]["role"] == "assistant":
+    try:
+        messages = entry["messages"] if "messages" in entry else [{"role": "user", "content": entry["prompt"]}]
+        said = [(message["role"], message["content"].strip()) for message in messages]
+        kind = " ".join(harmless(entry.get("kind", stem)).split())[:LONGEST_KIND]
+    except (AttributeError, KeyError, TypeError):
+        raise ValueError('it has no "prompt", and no "messages" with a "role" and a "content" each') from None
+    if not said or not all(role in ROLES and content for role, content in said):
+        raise ValueError(f"a text is empty, or a role is none of {', '.join(ROLES)}")
+    if said[-1][0] == "assistant":
         raise ValueError("its last message is the model's own, so there is nothing to answer")
+    if kind in ("", "all"):  # which names a group of rows
+        raise ValueError('its kind is empty, or "all"')
     return kind, messages
 
 
@@ -164,10 +150,8 @@ def chats_ids(chats: list[Messages], tokenizer: PreTrainedTokenizerBase) -> list
     """Return the ids of each chat, (1, length), up to where the model answers. Raises UsageProblem where there is no
     template, and EnvironmentProblem where it cannot be used."""
     if not tokenizer.chat_template:
-        raise UsageProblem(
-            "the target's tokenizer has no chat template; give bare texts without --chat and "
-            "--texts, or choose a model with one"
-        )
+        way_out = "give bare texts without --chat and --texts, or choose a model with one"
+        raise UsageProblem(f"the target's tokenizer has no chat template; {way_out}")
     try:
         made = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
     except Exception as error:  # a template is a program, and may raise anything

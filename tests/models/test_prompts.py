@@ -5,7 +5,6 @@ import json
 from collections import Counter
 
 import pytest
-import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.processors import TemplateProcessing
@@ -97,17 +96,6 @@ def test_a_text_that_the_tokenizer_does_not_know_is_one_line():
     with pytest.raises(UsageProblem, match=r"refuses a prompt: .*UNK.*; give a text"):
         prompts.encode([("x", "b")], tokenizer)
 
-    def hostile(text):
-        raise ValueError("no\n\x1b[31mred")
-
-    with pytest.raises(UsageProblem, match=r"a prompt: no ␛\[31mred;"):
-        prompts.encode([("x", "b")], hostile)
-
-
-def test_limit_counts_by_kind():
-    many = [prompts.Prompt(kind, "x", torch.zeros(1, 1)) for kind in "aabbb"]
-    assert [[p.kind for p in prompts.first_of_each_kind(many, n)] for n in (2, 0)] == [list("aabb"), list("aabbb")]
-
 
 # --- chats ------------------------------------------------------------------------------------------------------------
 
@@ -179,12 +167,10 @@ def test_prompts_and_chats_of_a_file_go_into_the_template(tokenizer, tmp_path):
 @pytest.mark.parametrize(
     "entry",
     [
-        *([1], "x", None, {}, {"kind": "a"}, {"prompt": "a", "messages": CHAT}, {"prompt": "a", "more": 1}),
-        *({"prompt": " "}, {"prompt": 1}, {"prompt": "a", "kind": "all"}),
-        *({"prompt": "a", "kind": "x" * 25}, {"prompt": "a", "kind": "a\nb"}, {"prompt": "a", "kind": ""}),
+        *([1], "x", None, {}, {"kind": "a"}, {"prompt": " "}, {"prompt": 1}, {"prompt": "a", "kind": "all"}),
+        *({"prompt": "a", "kind": ""}, {"prompt": "a", "kind": 1}),
         *({"messages": []}, {"messages": [{"role": "user"}]}, {"messages": {}}),
         {"messages": [{"role": "tool", "content": "a"}]},
-        {"messages": [{"role": "user", "content": "a", "name": "b"}]},
         {"messages": [{"role": "user", "content": ["a"]}]},
         {"messages": [*CHAT, {"role": "assistant", "content": "Hi"}]},
     ],
