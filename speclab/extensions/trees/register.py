@@ -12,7 +12,7 @@ from speclab.extensions.trees.draft import reads
 from speclab.extensions.trees.fixed import TreeDrafter, tokens_in
 from speclab.extensions.trees.merged import MergedDrafter
 from speclab.models.cached import CachedModel
-from speclab.models.checking.checks import OTHER_DRAFT, check_passes, check_rows, text_longer_than_windows
+from speclab.models.checking.checks import OTHER_DRAFT, check_passes, text_for_rows
 from speclab.models.family import check_family
 from speclab.models.setup import Setup
 from speclab.system.errors import UsageProblem
@@ -104,8 +104,7 @@ def check_tree(target: CachedModel) -> None:
     it when it is kept; raise EnvironmentProblem where they differ. The text is longer than a window, where such a
     pass is quick."""
     model, cached, reason = target.model, target.with_own_cache(), "cannot be given the branches of a tree"
-    check_rows(model, reason)
-    text = text_longer_than_windows(model)
+    text = text_for_rows(model, reason)
     n = text.shape[1] - 5
 
     def logits() -> Tensor:

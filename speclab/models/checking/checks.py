@@ -32,7 +32,7 @@ N_TOKENS = 24  # tokens of the random text; fewer where the model's context is s
 WIDTHS = (1, 3, 1, 5)  # of the cached passes after the prefill
 WRONG = (3, 0, 4, 1)  # rejected tokens that are fed after the pass of each width, and rolled back
 LONGEST_WINDOW = 512  # tokens; a pass over more may take minutes on two cores
-OTHER_DRAFT = "choose another draft"
+OTHER_DRAFT = "choose another draft"  # the advice of checks that a draft needs
 ADVICE = "choose a causal language model with plain attention layers"
 
 
@@ -41,15 +41,12 @@ def check_model(model: PreTrainedModel) -> None:
     name = model.config.model_type
     unread = "ignores its cache, or computes other logits with it"
     undone = "keeps a state that cannot be rolled back after a rejected draft"
-    cache = _tried(model, "has no cache that the library can make", lambda: family_of(model).cache(model))
-    if family_of(model).crops and not getattr(cache, "is_croppable", True):
-        raise EnvironmentProblem(f"{name} {undone}; {ADVICE}")
+    _tried(model, "has no cache that the library can make", lambda: family_of(model).cache(model))
     text = random_text(model)
     right = _tried(model, "has no plain forward pass", lambda: uncached_logits(model, text))
     if not torch.isfinite(right.amax(-1)).all():
-        raise EnvironmentProblem(
-            f"the logits of {name} are not finite; try --dtype float32, else the weights are damaged"
-        )
+        way_out = "try --dtype float32, else the weights are damaged"
+        raise EnvironmentProblem(f"the logits of {name} are not finite; {way_out}")
     spread, allowed = rounding.spread(right), bound(model, right)
     if not allowed <= spread / 4:
         raise EnvironmentProblem(
@@ -66,15 +63,6 @@ def check_model(model: PreTrainedModel) -> None:
     for reason, how in ways:
         passes = functools.partial(cached_logits, cached, text, **how)
         _compare(model, reason, _tried(model, reason, passes), last)
-
-
-def check_rows(model: PreTrainedModel, reason: str, way_out: str = OTHER_DRAFT) -> None:
-    """Refuse a model whose layers do not all keep keys and values of each token, in windows of one size, if any."""
-    try:
-        kv_shapes(model)
-        window_of(model)
-    except NoFastBackend as error:
-        raise EnvironmentProblem(f"{model.config.model_type} {reason}: {error}; {way_out}") from None
 
 
 def check_passes(
@@ -107,11 +95,16 @@ def random_text(model: PreTrainedModel, n_tokens: int = N_TOKENS) -> Tensor:
     return ordinary[order].repeat(-(-n // len(ordinary)))[:n][None].to(model.device)
 
 
-def text_longer_than_windows(model: PreTrainedModel, more: int = 0) -> Tensor:
-    """Return a random text, `more` tokens longer than usual, and longer than sliding windows up to LONGEST_WINDOW."""
-    window = window_of(model)
-    longer = window.size if window and window.size <= LONGEST_WINDOW else 0
-    return random_text(model, N_TOKENS + more + longer)
+def text_for_rows(model: PreTrainedModel, reason: str, more: int = 0, way_out: str = OTHER_DRAFT) -> Tensor:
+    """Return a random text, `more` tokens longer than usual, and longer than sliding windows up to LONGEST_WINDOW.
+    Raises EnvironmentProblem where not all layers keep keys and values of each token, in windows of one size, if any.
+    """
+    try:
+        kv_shapes(model)
+        window = window_of(model)
+    except NoFastBackend as error:
+        raise EnvironmentProblem(f"{model.config.model_type} {reason}: {error}; {way_out}") from None
+    return random_text(model, N_TOKENS + more + (window.size if window and window.size <= LONGEST_WINDOW else 0))
 
 
 def cached_logits(
@@ -146,9 +139,9 @@ AS_STEPS: dict[str, Any] = {"one_pass": one_step}  # as plain decoding
 @torch.inference_mode()
 def uncached_logits(model: PreTrainedModel, text: Tensor, n_last: int | None = None) -> Tensor:
     """(1, n) ids -> (1, n - prompt + 1, vocab) uncached logits, or at least the last `n_last` rows."""
-    cached = CachedModel(model)
-    n = cached.family.n_prompt(text.shape[1], sum(WIDTHS))
-    return cached.family.logits_after(model, text[:, :n], text[:, n:], n_last)[..., : cached.vocab_size]
+    family, n_ids = family_of(model), CachedModel(model).vocab_size
+    n = family.n_prompt(text.shape[1], sum(WIDTHS))
+    return family.logits_after(model, text[:, :n], text[:, n:], n_last)[..., :n_ids]
 
 
 def _tried(model: PreTrainedModel, reason: str, call: Callable[[], Any]) -> Any:
@@ -159,21 +152,17 @@ def _tried(model: PreTrainedModel, reason: str, call: Callable[[], Any]) -> Any:
         raise EnvironmentProblem(f"{model.config.model_type} {reason} ({why}); {ADVICE}") from None
 
 
-def gap(model: PreTrainedModel, logits: Tensor, right: Tensor) -> float:
-    """Return the largest difference of two logits (1, n, vocab), of a mixture of experts at the median position."""
-    gaps = rounding.differences(logits, right).amax(-1)[0]  # (n,)
-    n = len(gaps)
-    return gaps.kthvalue(n // 2 + 1 if is_mixture_of_experts(model) else n).values.item()
-
-
 def bound(model: PreTrainedModel, right: Tensor) -> float:
     """Return by how much other logits of a model may differ from these."""
     return rounding.bound(right, getattr(model.config.get_text_config(), "num_hidden_layers", 1) or 1)
 
 
 def unexplained(model: PreTrainedModel, logits: Tensor, right: Tensor) -> str | None:
-    """Tell by how much logits (1, n, vocab) are off, where that is more than rounding explains; else None."""
-    found, allowed = gap(model, logits, right), bound(model, right)
+    """Tell by how much logits (1, n, vocab) are off, of a mixture of experts at the median position, where that is more
+    than rounding explains; else None."""
+    gaps, allowed = rounding.differences(logits, right).amax(-1)[0], bound(model, right)  # (n,)
+    n = len(gaps)
+    found = gaps.kthvalue(n // 2 + 1 if is_mixture_of_experts(model) else n).values.item()
     return None if found <= allowed else f"{found:.1e} where rounding explains {allowed:.1e}"
 
 

@@ -167,9 +167,8 @@ def check_batch(target: CachedModel) -> None:
     """
     check_family(target.model, "a batch", NO_BATCH, crops=False)
     model, reason = target.model, "cannot decode in batches"
-    checks.check_rows(model, reason, NO_BATCH)
     page = target.fast.page if isinstance(target.fast, CModel) else 0
-    text, n_last = checks.text_longer_than_windows(model, page), WIDTH + 1
+    text, n_last = checks.text_for_rows(model, reason, page, NO_BATCH), WIDTH + 1
     # Each one has other tokens in every place.
     texts = [text.roll(-2 * row)[:, : text.shape[1] - n] for row, n in enumerate((2, 5))]
 

@@ -294,7 +294,7 @@ REFUSED = {
     "block": (lambda: registry.read("block").make(made()), UNKNOWN),
     "hybrid": (lambda: registry.read("hybrid:ngram+feature").make(made()), UNKNOWN),
     "rows": (
-        lambda: checks.check_rows(tiny("lfm2"), "is no row", "choose another"),
+        lambda: checks.text_for_rows(tiny("lfm2"), "is no row"),
         "lfm2 is no row: it has recurrent layers",
     ),
     "a family": (lambda: family.check_family(tiny("lfm2"), "that", "leave it out"), UNKNOWN),
