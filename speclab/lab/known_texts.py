@@ -125,7 +125,7 @@ def replay_rounds(
     learns."""
     stand_in: Any = KnownText(target, prompt, text)
     known = CachedModel(target.model, target.vocab_size, stand_in)
-    known.hidden_layers, known.max_length = target.hidden_layers, target.max_length
+    known.hidden_layers, known.room = target.hidden_layers, target.room
     rounds = functions.rounds(known, drafter, prompt, draft_length, DecodeSettings(len(text)))
     told = map(drafter.described, rounds)  # each with what the drafter knows of it
     return [RoundCounts(round_.n_drafted, round_.n_accepted, round_.looked_up) for round_ in told if not round_.prefill]

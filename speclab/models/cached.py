@@ -21,7 +21,6 @@ it, and goes in first in the next round.
 import contextlib
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +30,7 @@ from transformers import PreTrainedModel
 from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import Sampling, to_device
 from speclab.engines.eager import EagerBackend
-from speclab.models.family import Room, family_of
+from speclab.models.family import family_of
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
 if TYPE_CHECKING:  # what a backend is, for the checker of types alone
@@ -46,7 +45,7 @@ class CachedModel:
     """Runs passes of a language model over one text, and keeps its cache.
 
     vocab_size: logits of higher ids are cut off, so those are never emitted: a target is cut at its tokenizer's ids, a
-    draft at its target's. Models of one family may pad their output layers differently (Qwen2.5).
+    draft at its target's.
     fast: the same model in the form of another engine than the eager one (speclab/models/engine_choice.py).
     length: tokens in the cache. n_last: those of them that are of the last pass. n_passes: passes since `prefill`, that
     one included, without replays.
@@ -59,8 +58,7 @@ class CachedModel:
         self.n_ids = embedded_ids(model)  # no other id can go into a pass
         self.vocab_size = min(vocab_size or n_rows, n_rows, self.n_ids)
         self.family = family_of(model)
-        self._room = self.family.room(model.config)
-        self.max_length = self._room.text  # positions of prompt and output together; None: no limit
+        self.room = self.family.room(model.config)
         # Decoder layers whose outputs a draft reads. The baseline keeps them too, so both arms run on the same engine.
         self.hidden_layers: tuple[int, ...] = ()
         self._backend: Backend | None = None
@@ -81,17 +79,17 @@ class CachedModel:
         return "eager" if self.fast is None else self.fast.name
 
     @property
-    def room(self) -> Room:
-        """Return the room of a text: the positions that the model has, with `max_length` as the limit."""
-        return replace(self._room, text=self.max_length)
+    def max_length(self) -> int | None:
+        """Return the number of positions of prompt and output together; None: no limit."""
+        return self.room.text
 
     @property
     def n_replays(self) -> int:
-        """Return the passes since `prefill` that read accepted tokens once more: some layers cannot be cropped."""
+        """Return the passes since `prefill` that read accepted tokens once more."""
         return 0 if self._backend is None else self._backend.n_replays
 
     def replace_unknown(self, ids: Tensor) -> Tensor:
-        """Return the same ids, with the model's last one in the place of those that it has no embedding for."""
+        """Return the same ids, with the model's last one in place of those that it has no embedding for."""
         return ids.clamp(max=self.n_ids - 1)
 
     def prepare(self, widths: Iterable[int], longest: int) -> None:
@@ -129,8 +127,7 @@ class CachedModel:
         """Append tokens, which may be rolled back.  (1, m) ids -> (1, m, vocab) logits; row i follows token i
 
         reads: (1, m, j + m) bool, which of the cache's last j tokens and of these each token reads, itself included;
-        all that stands before them is read by each. A token's position is behind as many of them as it reads. None:
-        every token reads all tokens before it.
+        its position is behind as many of them. All that stands before them is read by each. None: each reads all.
         """
         if reads is None:
             return self.run(tokens.shape[1], lambda backend, length: backend.forward(tokens, length))
@@ -195,7 +192,7 @@ class CachedModel:
 
     @property
     def backend(self) -> "Backend":
-        """Return the backend that runs the passes of this decoding. Raises RuntimeError before `prefill`."""
+        """Return what runs the passes of this decoding. Raises RuntimeError before `prefill`."""
         if self._backend is None:
             raise RuntimeError("call prefill() with a prompt before any other pass")
         return self._backend
@@ -212,19 +209,14 @@ def check_prompt(model: CachedModel, prompt: Tensor, max_new_tokens: int) -> Non
     if prompt.shape[1] == 0:
         raise UsageProblem("the prompt is empty; give at least one token, for example 'def main():'")
     if (largest := int(prompt.max())) >= model.n_ids:
-        raise EnvironmentProblem(
-            f"the prompt has token {largest} and the model knows {model.n_ids} ids: tokenizer and model do not belong "
-            "together; give another target"
-        )
+        what = f"the prompt has token {largest} and the model knows {model.n_ids} ids"
+        raise EnvironmentProblem(f"{what}: tokenizer and model do not belong together; give another target")
     model.room.check(prompt.shape[1], max_new_tokens)
 
 
 def embedded_ids(model: PreTrainedModel) -> int:
-    """Return the rows of the input embedding, which may be fewer than the output's: no other id can go into a pass."""
-    try:
-        return int(model.get_input_embeddings().weight.shape[0])  # type: ignore[index]
-    except (AttributeError, NotImplementedError):  # no such method, or no single matrix
-        return model.config.get_text_config().vocab_size
+    """Return the rows of the input embedding, which may be fewer than the output's."""
+    return int(model.get_input_embeddings().weight.shape[0])  # type: ignore[index]
 
 
 @torch.inference_mode()

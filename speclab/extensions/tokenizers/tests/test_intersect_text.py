@@ -24,6 +24,7 @@ from speclab.extensions.tokenizers.tests.vocabularies import (
 )
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
+from speclab.models.family import Room
 from speclab.models.setup import Setup, load_setup
 from speclab.system.errors import UsageProblem
 from tests.decoding import plain_text, speculative_rounds
@@ -120,7 +121,7 @@ def test_the_context_of_the_draft_ends_the_proposals():
     """It counts the draft's own tokens, and there are more of them than the target's."""
     target = CachedModel(tiny_llama(0, vocab_size=12))
     drafter = IntersectDrafter(CachedModel(cousin(target.model, OVERLAP, 10)), OVERLAP, Pairs(OVERLAP, 10))
-    drafter.draft.max_length = 9
+    drafter.draft.room = Room(9)
     drafter.prefill(target, torch.tensor([[3, 4, 0]]), Sampling())  # two of them are two for the draft
     drafter.observe(0, [6])
     assert drafter.room == 9 - 7 + 1
