@@ -23,10 +23,8 @@ from speclab.core.sampling import (
     draw,
     draw_draft,
     draw_next,
-    to_host,
     uniforms,
 )
-from speclab.system.errors import EnvironmentProblem
 from tests.test_lossless import reference_probs
 
 NAN, INF = float("nan"), float("inf")
@@ -226,14 +224,6 @@ def test_uniforms_fill_the_unit_interval():
     assert 0 <= u.min() < u.max() < 1
     assert (torch.histc(u, 10, 0, 1) - 2000).abs().max() < 6 * math.sqrt(1800)
     assert len(u.unique()) == 20000  # 53 bits: float32 draws would repeat about a dozen times
-
-
-def test_to_host_reports_what_is_not_finite():
-    """The decoders have one place where damage is noticed; -1 must not get past it into a text."""
-    assert to_host(torch.tensor([0, 5, 3])) == [0, 5, 3]
-    assert to_host(torch.empty(0, dtype=torch.long)) == []
-    with pytest.raises(EnvironmentProblem, match="not finite"):
-        to_host(torch.tensor([4, NOT_FINITE, 2]))
 
 
 # --- the draft model's choice -----------------------------------------------------------------------------------------

@@ -20,10 +20,9 @@ from speclab.core.sampling import Sampling, draw_next
 from speclab.engines import windows
 from speclab.engines.cuda import cuda_graphs, graphs
 from speclab.engines.cuda.cuda_graphs import GraphedModel
-from speclab.engines.cuda.kernels import GroupedAttention, Joined, Kernels
+from speclab.engines.cuda.kernels import GroupedAttention, Kernels
 from speclab.lab.bench import Bench
 from speclab.lab.harness import measure
-from speclab.lab.run_config import RunConfig
 from speclab.models import engine_choice
 from speclab.models.cached import CachedModel
 from speclab.models.family import NoFastBackend
@@ -128,27 +127,6 @@ def test_graph_caches_outlive_decodings_and_are_never_shared():
     assert recorded[0] == recorded[1], "and with them their graphs"
 
 
-def test_after_a_recording_that_failed_there_is_no_other(monkeypatch):
-    """PyTorch is left on the recording's stream, and its allocator in the middle of it."""
-    streams: list = []
-
-    def refuse(graph, pool):
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    monkeypatch.setattr(graphs, "captures", graphs.Captures())
-    for name, value in {"current_stream": lambda: "own", "set_stream": streams.append, "graph": refuse}.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
-    with pytest.raises(RuntimeError, match="not permitted"):
-        graphs._record(lambda: ())
-    assert graphs.captures.failed
-    assert streams == ["own"]
-    monkeypatch.undo()
-    monkeypatch.setattr(graphs.captures, "failed", True)
-    with pytest.raises(RuntimeError, match="after one that failed"):
-        graphs.capture(lambda: ())
-
-
 # --- Functions --------------------------------------------------------------------------------------------------------
 
 
@@ -199,22 +177,11 @@ def test_no_graph_is_recorded_in_a_timed_turn(monkeypatch, spare):
     assert measured((40, 9), setup, draft, (2, 7)).graphs.in_turns == 0
 
 
-def test_no_function_is_recorded_in_a_timed_turn_of_the_eager_engine():
-    """There a GPU replays what draws and accepts tokens."""
-    target, draft = (CachedModel(model.model) for model in (graphed(), graphed(noise=0.1)))
-    sampling = Sampling(top_k=20)  # which no other test has recorded
-    assert measured((9, 20), setup_of(target, sampling), draft, (4, 6)).graphs.in_turns == 0
-
-
 def test_late_recordings_are_counted(monkeypatch):
     """Without a word beforehand they happen, and the record says so."""
     monkeypatch.setattr(Bench, "prepare", lambda *args: None)
     found = measured((9, 40), setup_of(graphed()), graphed(noise=0.1))
     assert found.graphs.in_turns > 0
-    setup = found.bench.setup
-    config = RunConfig(setup, {}, found.prompts, [2], [0.0], 24, 1, 0)
-    monkeypatch.setattr(RunConfig, "models", lambda self: {})
-    assert config.head(found)["settings"]["graphs"]["in_turns"] == found.graphs.in_turns
 
 
 # --- Kernels ----------------------------------------------------------------------------------------------------------
@@ -260,52 +227,6 @@ def test_joined_products_are_the_models_own(family):
     assert all(torch.equal(after[name], weight) for name, weight in before.items())
     joined = kernels.joins.attention[0]
     assert all(one.weight.untyped_storage().data_ptr() == joined.weight.data_ptr() for one in joined.linears)
-
-
-def test_what_is_not_alike_is_not_joined():
-    """Weights of other types or of other inputs, biases of some alone; and an MLP of another form keeps its own
-    forward."""
-    linear, kind = torch.nn.Linear(4, 3), torch.nn.Linear
-    assert Joined.of([linear, kind(4, 5)]) is not None
-    for other in (kind(5, 3), kind(4, 3, bias=False), kind(4, 3, dtype=torch.float64), None):
-        assert Joined.of([linear, other]) is None
-    model = tiny("llama")
-    for layer in model.model.layers:
-        layer.mlp.forward = lambda x, mlp=layer.mlp: mlp.down_proj(mlp.gate_proj(x) + mlp.up_proj(x))
-    assert Kernels(model).joins.mlps == []
-
-
-def test_attention_is_replaced_where_heads_share_keys():
-    shared = {"gpt2": {}, "llama": {"num_key_value_heads": 4}}
-    assert all(GroupedAttention.of(tiny(family, **changes)) is None for family, changes in shared.items())
-    assert GroupedAttention.of(tiny("llama")) is not None
-
-
-def test_the_model_is_left_as_it_was():
-    model = tiny("llama")
-    before = model.config._attn_implementation, dict(vars(model.model.layers[0].mlp))
-    with Kernels(model, lambda function: function).used():
-        assert model.config._attn_implementation == GroupedAttention.NAME
-        assert "forward" in vars(model.model.layers[0].mlp)
-    after = model.config._attn_implementation, dict(vars(model.model.layers[0].mlp))
-    assert before == after
-
-
-def test_each_kind_of_part_is_compiled_for_one_token_and_for_more():
-    """Norm, MLP and rotary embedding: three functions, however many layers and widths."""
-    compiled: list[int] = []
-
-    def backend(graph, inputs):
-        compiled.append(len(inputs))
-        return graph.forward
-
-    torch._dynamo.reset()
-    model = tiny("llama", num_hidden_layers=3)
-    fast = GraphedModel(model, compile_parts=False)
-    fast.kernels = Kernels(model, lambda function: torch.compile(function, backend=backend))
-    check_passes(CachedModel(model, fast=fast), 9)
-    assert len(compiled) == 6
-    torch._dynamo.reset()
 
 
 # --- The choice -------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ import torch
 
 from speclab.engines.eager import decoder_layers
 from speclab.models.cached import CachedModel
-from tests import tiny_families
 from tests.tiny_models import tiny
 
 
@@ -18,10 +17,3 @@ def test_only_what_was_asked_for_is_kept():
         cached.hidden((0, 1))
     assert cached.with_own_cache().hidden_layers == (1,)
     assert not any(layer._forward_hooks for layer in decoder_layers(cached.model)), "the model is left as it was"
-
-
-def test_layers_are_those_of_the_text_part():
-    """Beside an encoder of images with as many layers, which stands first."""
-    model = tiny_families.tiny("gemma3")
-    assert model.config.vision_config.num_hidden_layers == model.config.text_config.num_hidden_layers
-    assert decoder_layers(model) == list(model.get_decoder().layers)

@@ -10,7 +10,6 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import tokens_of
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
-from speclab.system.paths import ROOT
 from tests.decoding import plain_text, speculative_rounds
 
 
@@ -44,13 +43,3 @@ def test_speculation_with_the_pair_is_exact_and_its_draft_is_one():
     assert tokens_of(rounds) == plain_text(target, ids, 48)
     assert counts.acceptance_rate > 0.3
     assert counts.n_rejected > 0
-
-
-def test_the_page_of_curves_has_the_last_scores_of_the_block_head():
-    about = json.loads((loading.LAB_PAIR / "block" / "training.json").read_text())
-    scores = about["scores"]["all prompts"]
-    shares = [f"{share:.3f}".removeprefix("0") for share in scores["by_position"]]
-    row = ["block", f"{about['steps']:,} more", *shares, f"{scores['tokens_per_round']['7']:.2f}"]
-    page = (ROOT / "docs" / "acceptance-curves.md").read_text("utf-8")
-    assert f"| {' | '.join(row)} |" in page
-    assert f"| block | {about['init']['steps']:,} steps |" in page
