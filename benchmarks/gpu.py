@@ -178,7 +178,7 @@ def make_parser() -> parsing.Parser:
     parser = parsing.make_parser(__doc__)
     parser.add_argument("--out", type=parsing.some_path, required=True, metavar="FOLDER", help="gets all files")
     parser.add_argument("--minutes", type=parsing.positive, default=8.5, help="for everything (default: 8.5)")
-    parser.add_argument("--device", choices=("cuda", "cpu", "mps"), default="cuda", help="(default: cuda)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="(default: cuda)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="(default: bfloat16)")
     parser.add_argument("--engine", choices=("auto", "graphs", "eager"), default="auto", help="(default: auto)")
     parser.add_argument("--sizes", default=SIZES, help="of the lab's target, the headline first (default: %(default)s)")

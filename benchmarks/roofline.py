@@ -33,13 +33,13 @@ from transformers import PreTrainedModel
 
 from benchmarks import common
 from speclab.cli import flags, parsing
+from speclab.core.clock import seconds
 from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.models.family import cached_layers
-from speclab.models.memory import weights_read
+from speclab.models.memory import bandwidth, best, block_bytes, weights_read
 from speclab.models.padded import sizes
 from speclab.models.setup import Setup
-from speclab.models.timing import bandwidth, best, block_bytes, seconds
 from speclab.present.tables import Block, Cell, Heading, Lines, Table
 from speclab.records.rows import Amount, Count, RecordPart
 from speclab.system.errors import UsageProblem, reports_problems

@@ -68,7 +68,7 @@ def load(
 
     target: folder, hub name, lab:SIZE, or a model that is loaded. draft: the same, "model" (the lab's own draft), or
     "ngram" (prompt lookup). tokenizer: needed where the target is a loaded model; a draft that is loaded must have the
-    same one, which nothing can check. device (auto, cpu, cuda, mps), dtype (auto, float32, bfloat16) and threads are
+    same one, which nothing can check. device (auto, cpu, cuda), dtype (auto, float32, bfloat16) and threads are
     for models that are loaded here; engine: auto, c, graphs, eager. Raises UsageProblem or EnvironmentProblem.
     """
     if engine not in ENGINES:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from speclab.models import timing
+from speclab.models import memory
 from speclab.present.pictures import figures
 from speclab.system import cores
 from speclab.theory import attribution
@@ -35,7 +35,7 @@ def same_weights() -> None:
 def quiet_machine(monkeypatch) -> None:
     """No test depends on what else runs here; none waits for large blocks or fine pictures."""
     monkeypatch.setattr(attribution, "FURTHEST", math.inf)
-    monkeypatch.setattr(timing, "LARGE", 2**20)
+    monkeypatch.setattr(memory, "LARGE", 2**20)
     monkeypatch.setattr(figures, "DPI", 40)
     monkeypatch.setattr(cores, "AT_START", 0.0)
 

@@ -273,7 +273,7 @@ def _add_shared_flags(parser: argparse.ArgumentParser, minutes: int) -> None:
     usual = f"minutes of all (default: {minutes})"
     parser.add_argument("--minutes", type=parsing.positive, default=minutes, help=usual)
     parser.add_argument("--rate", type=parsing.positive, default=4e-3, help="peak learning rate (default: 0.004)")
-    parser.add_argument("--device", choices=("cpu", "cuda", "mps"), default="cpu", help="(default: cpu)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: cpu)")
     parser.add_argument("--seed", type=parsing.seed, default=0, help="(default: 0)")
     parser.add_argument("--out", type=parsing.some_path, help="folder for what was trained (default: build/KIND)")
 

@@ -64,7 +64,7 @@ def drafting(draft: PreTrainedModel, k: int | None) -> Iterator[PreTrainedModel]
 def counted_passes(model: PreTrainedModel) -> Iterator[list[int]]:
     """Widths of the passes of all layers of `model` while this is open. It costs a microsecond a pass."""
     widths: list[int] = []
-    name = family_of(model).input_name
+    name = "decoder_input_ids" if model.config.is_encoder_decoder else "input_ids"
     n_layers = model.config.get_text_config().num_hidden_layers
 
     def count(module, args: tuple, kwargs: dict) -> None:

@@ -13,7 +13,6 @@ from speclab.drafts import registry
 from speclab.models import loading, prompts
 from speclab.models.engine_choice import ENGINES
 from speclab.models.loading import LAB_TARGET
-from speclab.models.padded import sizes
 from speclab.models.prompts import LAB_TEXTS, Prompt
 from speclab.models.setup import Setup, load_setup
 from speclab.system import cores
@@ -22,8 +21,7 @@ from speclab.system.files import shown
 from speclab.system.paths import OUTPUT
 from speclab.system.terminal import note
 
-DEVICES, DTYPES = ("auto", "cpu", "cuda", "mps"), ("auto", "float32", "bfloat16")
-PLANS = ("auto", "balanced", "sequential")  # of the library, for the weights of a target
+DEVICES, DTYPES = ("auto", "cpu", "cuda"), ("auto", "float32", "bfloat16")
 DRAFT_HELP = "--draft help lists all kinds"
 TOKEN = "token"  # the accept rule where --rule is left out
 
@@ -31,8 +29,7 @@ Group = argparse._ActionsContainer  # a parser, or a group of its flags
 
 
 def add_shared_flags(parser: argparse.ArgumentParser) -> None:
-    group = add_model_flags(parser)
-    group.add_argument("--device-map", choices=PLANS, metavar="PLAN", help=f"spread the weights: {', '.join(PLANS)}")
+    add_model_flags(parser)
     add_text_flags(parser)
 
 
@@ -160,10 +157,8 @@ def setup_from(
     args: argparse.Namespace, temperature: float | None = None, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> Setup:
     """Load target, tokenizer and machine from the shared flags. tokenizer: the target's, where it is loaded already."""
-    if args.device_map and sizes.is_lab_size(args.target):
-        raise UsageProblem(f"{args.target} is made on one device; leave out --device-map")
     where = (args.device, args.dtype, args.engine, args.threads)
-    return load_setup(args.target, sampling_from(args, temperature), *where, tokenizer, args.device_map)
+    return load_setup(args.target, sampling_from(args, temperature), *where, tokenizer)
 
 
 def read_prompts(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:

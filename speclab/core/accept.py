@@ -1,7 +1,5 @@
-"""The token rule, which accepts or rejects drafted tokens one by one: a pure function, tensors in and tensors out.
-
-Tensors are batch first. speclab/core/rules.py lists this rule and those of extensions.
-"""
+"""The token rule, which accepts or rejects drafted tokens one by one: a pure function. Tensors are batch first.
+speclab/core/rules.py lists this rule and those of extensions."""
 
 import functools
 from collections.abc import Callable

@@ -1,10 +1,9 @@
-"""Clocks for work that a device does later than the host queues it, and a way to keep Python's garbage collector out of
-a timed part."""
+"""Clocks for work that a device does later than the host queues it, without what Python's garbage collector takes."""
 
 import contextlib
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,8 +13,6 @@ def synchronize(device: torch.device) -> None:
     """Wait until the device has finished everything queued so far; a CPU has nothing queued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
 
 
 def mark(device: torch.device) -> Any:
@@ -34,6 +31,14 @@ def seconds_between(start: Any, end: Any) -> float:
         return end - start
     end.synchronize()
     return start.elapsed_time(end) / 1e3
+
+
+def seconds(call: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of one call, by the device's own clock where it has one."""
+    synchronize(device)
+    start = mark(device)
+    call()
+    return seconds_between(start, mark(device))
 
 
 @contextlib.contextmanager

@@ -19,9 +19,7 @@ from speclab.core.sampling import GREEDY, Sampling
 
 
 class Drafter:
-    """Proposes tokens for one row of text. Its state is its own; the loop tells it what was committed.
-
-    What follows describes one that drafts by itself. Where a drafter is made of others, its `parts` have it."""
+    """Proposes tokens for one row of text. Where a drafter is made of others, its `parts` have the attributes."""
 
     is_model = False  # it is a draft model with the target's ids
     draws = False  # its tokens are drawn from probabilities when sampling; else they are certain
@@ -68,8 +66,8 @@ class Drafter:
         return change(self)
 
     def pass_widths(self, most: int) -> set[int]:
-        """Return the powers of two up to which passes of its models have tokens, for drafts of up to `most` tokens: a
-        model catches up with one token or two, after rounds without a draft with at most four."""
+        """Return the widths of its models' passes for drafts of up to `most` tokens: a model catches up with one token
+        or two, after rounds without a draft with at most four."""
         return {2, 4}
 
     def as_drafted(self, chain: Draft) -> Draft:

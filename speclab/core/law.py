@@ -53,10 +53,10 @@ class CertainLaw(Law):
         self._proposals, self._vocab_size = proposals, vocab_size
 
     def accept_probs(self, target_probs: Callable[[], Tensor], text: Sequence[int]) -> list[Sequence[float]]:
-        def right(start: int, tokens: Sequence[int]) -> list[float]:
-            return [float(token == own) for token, own in zip(tokens, text[start:], strict=False)]
-
-        return [ByLength([right(n, tokens) for tokens in drafts]) for n, drafts in enumerate(self._proposals)]
+        return [
+            ByLength([[float(token == own) for token, own in zip(tokens, text[n:], strict=False)] for tokens in drafts])
+            for n, drafts in enumerate(self._proposals)
+        ]
 
     def drawn_from(self, places: Sequence[Place]) -> Tensor:
         rows = torch.zeros(len(places), self._vocab_size)

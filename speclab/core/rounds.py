@@ -36,8 +36,7 @@ class AcceptResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Draft:
-    """Proposed tokens, batch first, on the target's device: a chain, in which each token follows the one before it.
-    What the target reads in another way is a subclass."""
+    """Proposed tokens, batch first, on the target's device: a chain. What is read in another way is a subclass."""
 
     tokens: Tensor  # (batch, n) ids
     size: Tensor  # (batch,) the first so many tokens of a row are drafted, the others are padding
@@ -132,13 +131,12 @@ class Round(NamedTuple):
     def committing(
         cls, tokens: list[int], n_new: int, settings: DecodeSettings, *counts: int, prefill: bool = False
     ) -> "Round":
-        """Return the round that commits `tokens`, after which the text has `n_new` new ones. counts: drafted, accepted,
-        rejected. What follows an end token is dropped: it is counted in `n_after_eos` alone."""
+        """Return the round that commits `tokens`, after which the text has `n_new` new ones, without what follows an
+        end token. counts: drafted, accepted, rejected."""
         n_drafted, n_accepted, n_rejected = counts or (0, 0, 0)
         if n_new > settings.max_new_tokens:
             raise RuntimeError(f"{n_new} new tokens: the drafter proposed more than it was asked for")
-        n_after_eos = 0
-        finish = "length" if n_new == settings.max_new_tokens else None
+        n_after_eos, finish = 0, "length" if n_new == settings.max_new_tokens else None
         end = next((i for i, token in enumerate(tokens) if token in settings.eos), None)
         if end is not None:
             n_after_eos, tokens, finish = len(tokens) - end - 1, tokens[: end + 1], "eos"

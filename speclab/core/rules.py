@@ -1,8 +1,5 @@
-"""The accept rules: how drafted tokens are judged, and the list of all that can be chosen by name.
-
-Extensions add to it, each from its register.py. A rule that does not leave the target's own distribution states the one
-that it leaves, as `Rule.law`.
-"""
+"""The accept rules: how drafted tokens are judged, and the list of all that can be chosen by name. A rule that does not
+leave the target's own distribution states the one that it leaves, as `Rule.law`."""
 
 import contextlib
 from collections.abc import Callable

@@ -1,11 +1,8 @@
 """Logits to probabilities, and probabilities to tokens. Pure functions, tensors in and tensors out, batch first.
 
-Two decisions make them, and the accept rule (speclab/core/accept.py), provable:
-
-* Temperature, top-k and top-p are applied once, in `Sampling.probs`. Temperature 0 is the one-hot limit, so one rule
-  serves greedy decoding and sampling.
-* Randomness comes in as uniforms and tokens are drawn by inverse CDF. The rule is then a piecewise-constant function
-  of its uniforms, and the tests enumerate it exactly (`tests/test_exact.py`).
+Temperature, top-k and top-p are applied once, in `Sampling.probs`. Temperature 0 is the one-hot limit, so one rule
+serves greedy decoding and sampling. Randomness comes in as uniforms and tokens are drawn by inverse CDF: the accept
+rule is then a piecewise-constant function of its uniforms, and the tests enumerate it exactly (tests/test_exact.py).
 
 Logits that are not finite become the token `NOT_FINITE`, which the decoders notice on the host with the tokens that
 they fetch anyway (`Draft.faults` marks a draft's).
@@ -84,10 +81,9 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 
     None has weight zero. A row whose mass is zero or not finite gives NOT_FINITE.
     """
-    wide = torch.float32 if weights.device.type == "mps" else torch.float64
-    cdf = weights.cumsum(-1, dtype=wide)  # (batch, vocab)
+    cdf = weights.cumsum(-1, dtype=torch.float64)  # (batch, vocab)
     total = cdf[:, -1:].contiguous()
-    token = torch.searchsorted(cdf, uniforms.to(wide)[:, None] * total, right=True)
+    token = torch.searchsorted(cdf, uniforms.double()[:, None] * total, right=True)
     # u * total may round up to total: the first id that reaches the whole mass is the last one with weight.
     token = torch.minimum(token, torch.searchsorted(cdf, total))
     return token.masked_fill((total <= 0) | ~total.isfinite(), NOT_FINITE)[:, 0]
@@ -140,9 +136,9 @@ def most_probable(logits: Tensor) -> Tensor:
 
 
 def uniforms(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
-    """Draw numbers in [0, 1) on `device`, float64 where the device has it. The generator may live on the host."""
-    dtype = torch.float32 if device.type == "mps" else torch.float64
-    return torch.rand(shape, generator=generator, device=generator.device, dtype=dtype).to(device, non_blocking=True)
+    """Draw numbers in [0, 1) on `device`, in float64. The generator may live on the host."""
+    drawn = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
+    return drawn.to(device, non_blocking=True)
 
 
 def to_device(ids: list[int], device: torch.device) -> Tensor:

@@ -19,10 +19,9 @@ from speclab.lab.output_checks import judge
 from speclab.lab.rows import Predicted, noise_floors, rows_of
 from speclab.lab.run_config import RunConfig
 from speclab.models import prompts as texts
-from speclab.models.memory import USABLE, free_memory, is_mixture_of_experts, weights_read
+from speclab.models.memory import USABLE, bandwidth, block_bytes, free_memory, is_mixture_of_experts, weights_read
 from speclab.models.padded import sizes
 from speclab.models.setup import load_setup
-from speclab.models.timing import bandwidth, block_bytes
 from speclab.records.files import ComparisonRun
 from speclab.records.rows import BASELINE, GENERATE, LOOKUP, Arm, Row
 from speclab.theory import attribution

@@ -99,7 +99,6 @@ class Family:
 
     plural = "causal language models"  # how a refusal names models of the family
     loader: Any = AutoModelForCausalLM
-    input_name = "input_ids"  # of the forward pass inside the library's `generate`
     crops = True  # every layer keeps something for each token, so that the last tokens can be dropped
     one_text = True  # prompt and output are one text for the model, each token of which reads those before it
     why_eager = ""  # why only the eager engine runs the models

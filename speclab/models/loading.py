@@ -1,8 +1,7 @@
 """From a folder or a hub name to a model that is safe to run and fit for cached decoding, or one line of refusal.
 
 Nothing that comes from outside is trusted: no code of a model folder is run, pickled weights may hold tensors only,
-and the library cannot ask anybody anything. A model must have all of its weights and pass
-speclab/models/checking/checks.py.
+and the library cannot ask anybody anything. A model must have all of its weights and pass checking/checks.py.
 """
 
 import functools
@@ -69,7 +68,6 @@ def usages() -> list[str]:
 
 
 def source_of(name: str) -> Source | None:
-    """Return the source that a name belongs to; None for a folder or a hub name."""
     if os.path.isdir(name):
         return None
     extensions.modules("register")
@@ -82,7 +80,6 @@ def place_of(name: str) -> str:
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a folder, a hub name or lab:SIZE."""
     if sizes.is_lab_size(name):
         sizes.millions_of(name)
         name = LAB_TARGET
@@ -93,44 +90,39 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def family_named(name: str) -> tuple[Family, PreTrainedConfig]:
-    """Return the family of a folder, a hub name or lab:SIZE, and its config. Raises EnvironmentProblem where nothing
-    decodes it."""
+    """Return the family of a model and its config. Raises EnvironmentProblem where nothing decodes it."""
     config = load_config(LAB_TARGET if sizes.is_lab_size(name) else name)
     family = family_for(config)
     family.check_config(config)
     return family, config
 
 
-def load_model(
-    name: str, device: torch.device, dtype: torch.dtype, role: str = "target", device_map: str | None = None
-) -> PreTrainedModel:
+def load_model(name: str, device: torch.device, dtype: torch.dtype, role: str = "target") -> PreTrainedModel:
     """Return a checked model on the device, from a folder or the hub, or a padded lab model. Raises EnvironmentProblem
     where it cannot be loaded, weights are missing, or it is not fit for cached decoding."""
     if sizes.is_lab_size(name):
         small = _whole_model(LAB[role], torch.float32, torch.device("cpu"))
         model = padding.padded(small, name, device, dtype, role)
     else:
-        model = _whole_model(name, dtype, device, device_map).eval()
+        model = _whole_model(name, dtype, device).eval()
     check_model(model)
     return model
 
 
-def _whole_model(name: str, dtype: torch.dtype, device: torch.device, device_map: str | None = None) -> PreTrainedModel:
+def _whole_model(name: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """Return all weights from the checkpoint, on the device. The library fills what is missing with random numbers."""
     family, config = family_named(name)
     place = place_of(name)
     if os.path.isfile(Path(place) / "generation_config.json"):  # the library goes on without one that is damaged
         loaded(place, "its generation_config.json", lambda: GenerationConfig.from_pretrained(place))
     options = {"dtype": dtype, "weights_only": True, "output_loading_info": True, **NO_CODE}
-    if device_map or getattr(config, "quantization_config", None):  # the library puts such weights where they stay
-        options["device_map"] = device_map or {"": str(device)}
+    if getattr(config, "quantization_config", None):  # the library puts such weights where they stay
+        options["device_map"] = {"": str(device)}
     read = functools.partial(family.loader.from_pretrained, place, config=config, **options)
     model, report = loaded(place, "its config.json and weights", read)
     if missing := sorted(report["missing_keys"]):
-        raise EnvironmentProblem(
-            f"{short_name(name)} lacks the weights {', '.join(missing[:3])}: its config.json describes another model "
-            "than its weights; download it again, or correct the config"
-        )
+        what = f"{short_name(name)} lacks the weights {', '.join(missing[:3])}: its config.json describes another model"
+        raise EnvironmentProblem(f"{what}; download it again, or correct the config")
     if unused := sorted(report["unexpected_keys"]):
         note(f"{short_name(name)}: its config.json uses no weights {', '.join(unused[:3])}; they are left out")
     eos_ids(model.generation_config)
@@ -140,7 +132,6 @@ def _whole_model(name: str, dtype: torch.dtype, device: torch.device, device_map
 
 
 def load_config(name: str) -> PreTrainedConfig:
-    """Return the config of a model that asks for no code from the hub."""
     check_place(name)
     config = loaded(name, "its config.json", lambda: AutoConfig.from_pretrained(place_of(name), **NO_CODE))
     _refuse_kernels(name, config)
@@ -180,12 +171,10 @@ def _refuse_kernels(name: str, config: Any) -> None:
 
 
 def choose_device(name: str) -> torch.device:
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if name == "auto":
-        return torch.device("cuda" if there["cuda"] else "cpu")
-    if not there[name]:
-        raise EnvironmentProblem(f"PyTorch {torch.__version__} finds no device {name} here; use the device cpu")
-    return torch.device(name)
+    there = torch.cuda.is_available()
+    if name == "cuda" and not there:
+        raise EnvironmentProblem(f"PyTorch {torch.__version__} finds no device cuda here; use the device cpu")
+    return torch.device("cuda" if there and name != "cpu" else "cpu")
 
 
 def short_name(name: str) -> str:

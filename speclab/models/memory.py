@@ -1,20 +1,17 @@
-"""The weights of a model: how many a pass reads, in which form and place they lie, and the memory that is free.
-
-A target that does not fit one GPU is spread over several and main memory, by the library's device_map. Layers on a GPU
-compute there; the weights of the others are brought to a GPU in every pass. So a pass reads all weights either way.
-"""
+"""The weights that a pass reads, the memory that is free, and how fast the machine reads it."""
 
 import json
-import os
 import re
-from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
+from speclab.core.clock import seconds
 from speclab.models.family import family_of
 
+LARGE, COLUMNS = 2**28, 2048  # bytes of the block that is read on a CPU, and its width
 USABLE = 0.9  # of the free memory; the rest is for the cache, activations and the other model
 
 
@@ -35,11 +32,7 @@ def is_mixture_of_experts(model: PreTrainedModel) -> bool:
 
 
 def why_eager(model: PreTrainedModel) -> str:
-    """Return what is unusual about the weights, so that only the eager engine runs the model; "" where they are plain
-    and in one place."""
-    places = Counter(map(str, getattr(model, "hf_device_map", {}).values()))  # of modules, where the library spread any
-    if len(places) > 1:
-        return "modules on " + ", ".join(f"{place}: {n}" for place, n in places.items())
+    """Return why only the eager engine runs weights like these; "" where they are plain."""
     return "its weights are quantised" if getattr(model, "hf_quantizer", None) is not None else ""
 
 
@@ -50,7 +43,27 @@ def free_memory(device: torch.device) -> int | None:
     meminfo = Path("/proc/meminfo")
     if meminfo.exists() and (match := re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())):
         return int(match[1]) * 1024
-    try:  # a Mac: all there is, as it does not say what is free; a GPU shares it
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # Windows
-        return None
+    return None
+
+
+def best(call: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Return the best time of several calls: every disturbance makes a call longer."""
+    call()
+    return min(seconds(call, device) for _ in range(repeats))
+
+
+@torch.inference_mode()
+def bandwidth(n_bytes: int, device: torch.device, dtype: torch.dtype, repeats: int = 7) -> dict[str, float]:
+    """Return three measures of the bytes a second over a block of about this size."""
+    block = torch.ones(max(1, n_bytes // (COLUMNS * dtype.itemsize)), COLUMNS, dtype=dtype, device=device)
+    other, read = torch.empty_like(block), block.nbytes
+    return {
+        "copy": 2 * read / best(lambda: other.copy_(block), device, repeats),
+        "matrix_vector": read / best(lambda: torch.mv(block, block[0]), device, repeats),
+        "sum": read / best(lambda: block.sum(), device, repeats),
+    }
+
+
+def block_bytes(device: torch.device) -> int:
+    """Return the size of the block that is read and copied: more than caches hold."""
+    return 2**30 if device.type == "cuda" else LARGE

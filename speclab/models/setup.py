@@ -42,7 +42,6 @@ class Setup:
         return generation.unapplied_settings(self.target.model.generation_config)
 
     def sampling_at(self, temperature: float) -> Sampling:
-        """Return the run's filters at another temperature."""
         return replace(self.sampling, temperature=temperature)
 
     @property
@@ -60,7 +59,7 @@ class Setup:
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """Return the settings of every record that say what decodes: the target, and what it runs on."""
+        """Return the settings of every record that say what decodes."""
         what = {"target": self.target_name, "device": self.device.type, "dtype": self.dtype_name}
         return {**what, "engine": self.engine, "threads": torch.get_num_threads()}
 
@@ -72,7 +71,6 @@ class Setup:
         return Pieces(self.tokenizer, self.ids_before(prompt))
 
     def token_text(self, prompt: Prompt, text: list[int], token: int) -> str:
-        """Return the text that a token adds after a prompt and the new ids `text`."""
         return added(self.tokenizer, self.ids_before(prompt) + text, [token])
 
     def cached(self, model: PreTrainedModel, vocab_size: int, graphs: bool = True) -> CachedModel:
@@ -115,12 +113,11 @@ def load_setup(
     engine: str = "auto",
     threads: int | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    device_map: str | None = None,
 ) -> Setup:
     """Load and check a target: a folder, hub name or lab:SIZE. Raises UsageProblem or EnvironmentProblem.
 
     dtype auto is float32 on a CPU, where comparisons are exact. threads: of the CPU, None for PyTorch's own number.
-    tokenizer: the target's, where it is loaded already. device_map: the library's word for how weights are spread.
+    tokenizer: the target's, where it is loaded already.
     """
     where = loading.choose_device(device)
     on_gpu = where.type == "cuda"
@@ -130,7 +127,7 @@ def load_setup(
     if on_gpu:
         torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every shape, and a text has many
     tokenizer = tokenizer or loading.load_tokenizer(target)
-    model = loading.load_model(target, where, precision, device_map=device_map)
+    model = loading.load_model(target, where, precision)
     return setup_of(model, tokenizer, loading.short_name(target), sampling, engine)
 
 

@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,9 +16,9 @@ import baseline_autoregressive
 import compare
 import optimized_speculative
 from speclab.lab.decodings import library_generate
-from speclab.models import generation, loading
+from speclab.models import engine_choice, generation, loading
+from speclab.models.checking.rounding import Reference
 from speclab.models.family import DECODER_ONLY
-from speclab.records.files import ComparisonRun, read
 from speclab.system.errors import EnvironmentProblem
 from tests.llamas import tiny_llama
 
@@ -102,7 +103,9 @@ def an_encoder(folder: Path) -> None:
     BertLMHeadModel(BertConfig(**sizes, vocab_size=400, initializer_range=0.3)).save_pretrained(folder)
 
 
+GPTQ = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}}
 REFUSED = {
+    "a package is missing": (lambda folder: edited(folder, "config.json", **GPTQ), "cannot load"),
     "missing weights": (without_a_norm, "lacks the weights model.norm.weight"),
     "an adapter": (lambda folder: (folder / "adapter_config.json").write_text("{}"), "holds an adapter"),
     "pickled objects": (lambda folder: pickled(folder, more=Path("here")), "safetensors"),
@@ -148,6 +151,16 @@ def test_what_is_no_fault_loads(copied, capsys):
     model.save_pretrained(copied / "draft")
     assert "lm_head.weight" not in load_file(copied / "draft" / "model.safetensors")
     assert loading.load_model(str(copied / "draft"), *options) is not None
+
+
+def test_a_quantised_model_runs_eagerly():
+    model = tiny_llama(3).bfloat16()
+    model.hf_quantizer = SimpleNamespace()
+    said = "its weights are quantised"
+    for wish in ("auto", "c"):
+        assert engine_choice.choose(model, wish) == (None, f"llama runs eagerly: {said}")
+    assert loading.describe_model("x", model).endswith(said)
+    assert Reference(model)._higher is model
 
 
 # --- generation settings ----------------------------------------------------------------------------------------------
@@ -205,17 +218,6 @@ def test_a_narrow_draft_leaves_the_target_its_text(copied, capsys):
     target = ["--target", str(copied / "target"), "--ignore-eos"]
     right = text_of(baseline_autoregressive, capsys, *target)
     assert text_of(optimized_speculative, capsys, *target, "--draft", changed_draft(copied, 100)) == right
-
-
-def test_compare_forecasts_beyond_the_drafts_context(copied, short_draft):
-    words = ["--target", str(copied / "target"), "--draft", short_draft, *FLAGS[:-1], "40", "--temperature", "0,1"]
-    assert compare.main([*words, "-k", "3", "--out-dir", str(copied)]) == 0
-    rows = [r for r in read(copied / "results" / "local.json", ComparisonRun).rows if r.draft]
-    assert {row.temperature for row in rows} == {0, 1}
-    for row in rows:
-        assert row.forecast_tokens_per_round is not None
-        if row.temperature == 0:  # nothing is left to chance: a forecast of longer drafts would miss these rounds
-            assert row.forecast_tokens_per_round == pytest.approx(row.tokens_per_round, rel=1e-6)
 
 
 @pytest.mark.parametrize("script", [optimized_speculative, compare])

@@ -66,7 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
     size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 32 tokens, k = 2, 4")
     size.add_argument("--full", action="store_true", help="128 tokens of each prompt; by default 48")
     flags.add_output_flags(parser.add_argument_group("results"))
-    parser.set_defaults(max_new_tokens=None, device_map=None)
+    parser.set_defaults(max_new_tokens=None)
     return parser
 
 

@@ -22,12 +22,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from speclab.core.clock import seconds
 from speclab.core.rounds import Round
 from speclab.extensions.batch.decoding.batched_model import BatchedModel
 from speclab.extensions.batch.decoding.drafters import shared_model
 from speclab.lab.run_config import RunConfig
 from speclab.models.cached import CachedModel
-from speclab.models.timing import seconds
 
 TARGET = "target"
 Way = tuple[str, int]

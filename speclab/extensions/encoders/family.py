@@ -52,7 +52,6 @@ class EncoderDecoder(Family):
 
     plural = "encoder-decoder models"
     loader = AutoModelForSeq2SeqLM
-    input_name = "decoder_input_ids"
     one_text = False
     why_eager = "the eager engine alone runs an encoder"
     backend = EncoderDecoderBackend

@@ -60,7 +60,7 @@ def make_parser() -> parsing.Parser:
     group.add_argument("--url", required=True, metavar="URL", help="of vLLM with this target and draft")
     group.add_argument("--draft", default="model", metavar="KIND", help="what the server drafts with (default: model)")
     group.add_argument("-k", "--draft-length", type=parsing.at_least(1, 256), default=4, metavar="K", help="default: 4")
-    parser.set_defaults(max_new_tokens=64, limit=5, engine="eager", device_map=None)
+    parser.set_defaults(max_new_tokens=64, limit=5, engine="eager")
     return parser
 
 

@@ -37,8 +37,6 @@ SPREAD = 0.02  # standard deviation of random weights; what Llama is initialised
 def padded(
     small: PreTrainedModel, name: str, device: torch.device, dtype: torch.dtype, role: str = "target"
 ) -> PreTrainedModel:
-    """Pad `small`, the lab's target or draft, to the size of the name: the same text at the cost of a larger model.
-    Refuses a size that memory does not hold."""
     shape = sizes.shape_of(name, role)
     check_memory(name, sizes.millions_of(name) * 10**6, device, dtype)
     return pad_to(small, shape, device, dtype, sizes.rows_of(name) or small.config.vocab_size)
@@ -48,10 +46,8 @@ def check_memory(name: str, n_parameters: int, device: torch.device, dtype: torc
     """Refuse weights that do not fit, before the machine starts swapping or is killed for it."""
     free, needed = free_memory(device), n_parameters * dtype.itemsize
     if free is not None and needed > USABLE * free:
-        raise EnvironmentProblem(
-            f"{name} needs {needed / 1e9:.1f} GB, and of the {free / 1e9:.1f} GB free on {device.type} "
-            "a tenth stays free; use a smaller one, or --dtype bfloat16"
-        )
+        what = f"{name} needs {needed / 1e9:.1f} GB, and of the {free / 1e9:.1f} GB free on {device.type}"
+        raise EnvironmentProblem(f"{what} a tenth stays free; use a smaller one, or --dtype bfloat16")
 
 
 def config_of(lab: LlamaConfig, shape: Shape, dtype: torch.dtype, n_rows: int) -> LlamaConfig:

@@ -14,7 +14,6 @@ ROWS = [
     Row(f"{COMPARE} --temperature 0,1", 2, ("--temperature", "0,1", "--help")),
     Row(f"{COMPARE} --max-new-tokens 1", 2, ("use --max-new-tokens 2 or more",)),
     Row(f"{COMPARE} --quick --full", 2, ("--full", "not allowed with", "--quick")),
-    Row(f"{COMPARE} --device-map auto", 2, ("unrecognized arguments: --device-map",)),
     Row(f"{COMPARE} --draft dial:0.5:free --prompt x", 2, ("replays one text",)),
     Row(f"{COMPARE} --out-dir file", 3, ("--out-dir",)),
 ]

@@ -1,4 +1,4 @@
-"""Trees on every engine, where weights lie in several places, and up to the last position: the same text."""
+"""Trees on every engine, and up to the last position: the same text."""
 
 import pytest
 import torch
@@ -18,7 +18,6 @@ from speclab.models.prompts import Prompt
 from speclab.records.rows import BASELINE, Arm
 from tests.decoding import speculative_rounds
 from tests.models.test_cuda_graphs import setup_of
-from tests.models.test_placement import check_the_same_rounds, folder  # noqa: F401 - a fixture
 from tests.models.test_rope import GRID, check_texts_up_to_the_limit
 from tests.recorder import graphed, stand_in
 from tests.test_cuda import N_NEW, PROMPT, exact_products  # noqa: F401 - a fixture
@@ -28,10 +27,6 @@ from tests.tiny_models import VOCAB, perturbed, tiny
 @pytest.mark.parametrize(("kind", "engine"), GRID)
 def test_texts_up_to_the_limit_of_positions_are_those_of_uncached_passes(kind, engine):
     check_texts_up_to_the_limit(kind, engine, lambda draft: TreeDrafter(ModelDrafter(draft), (2, 1, 1)))
-
-
-def test_texts_and_rounds_are_those_of_the_model_in_one_place(folder, prompt):  # noqa: F811
-    check_the_same_rounds(folder, prompt, Sampling(0.8), lambda drafter: TreeDrafter(drafter, (2, 1), sampled=True))
 
 
 def test_a_model_with_more_rows_than_its_tokenizer_has_ids_passes_the_check_of_trees():
