@@ -10,6 +10,7 @@ This starts the command of speclab/extensions/learner; `python check.py --help` 
 
 import importlib
 import sys
+from importlib.util import find_spec
 
 from speclab.system.errors import EnvironmentProblem, reports_problems
 
@@ -19,14 +20,10 @@ COMMAND = "speclab.extensions.learner"
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """Start the command.  -> exit code"""
-    try:
-        command = importlib.import_module(f"{COMMAND}.__main__")
-    except ModuleNotFoundError as error:
-        if error.name not in (COMMAND, f"{COMMAND}.__main__"):
-            raise
+    if find_spec(COMMAND) is None:
         folder = COMMAND.replace(".", "/")
-        raise EnvironmentProblem(f"the folder {folder} is not here; type: git checkout -- {folder}") from None
-    return command.main(argv)
+        raise EnvironmentProblem(f"the folder {folder} is not here; type: git checkout -- {folder}")
+    return importlib.import_module(f"{COMMAND}.__main__").main(argv)
 
 
 if __name__ == "__main__":

@@ -77,14 +77,10 @@ def when_and_where(device: torch.device) -> Facts:
 
 
 def machine(device: torch.device) -> Facts:
-    memory = None
-    with contextlib.suppress(ValueError, OSError, AttributeError):  # no sysconf on Windows
-        memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
     found: Facts = {
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "memory_gib": memory,
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "system": platform.system(),
     }

@@ -4,7 +4,6 @@ An error names the cause and the next thing to type.
 """
 
 import contextlib
-import errno
 import functools
 import signal
 import sys
@@ -59,10 +58,9 @@ def report(problem: Exception) -> int:
     """Say what went wrong in one line on stderr.  -> exit code"""
     text = str(problem)
     if isinstance(problem, OSError):
-        is_full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
-        where = problem.filename or ("standard output" if is_full else type(problem).__name__)
-        advice = "; free some space" if is_full else "; check the path" if problem.filename else ""
-        text = f"{where}: {problem.strerror or problem}{advice}"
+        text = (
+            f"{problem.filename or type(problem).__name__}: {problem.strerror or problem}; check the path and the disk"
+        )
     terminal.note(f"error: {' '.join(text.split())}")
     return getattr(problem, "exit_code", EnvironmentProblem.exit_code)
 

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import os
 import secrets
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -45,19 +44,14 @@ def check_writable(path: Path, flag: str) -> None:
             pass
 
 
-def write_whole(path: Path, content: str | bytes | Callable[[Path], object]) -> Path:
+def write_whole(path: Path, content: str | bytes) -> Path:
     """Write a file whole or not at all: under a name of its own beside its place, then in its place. A link is followed
-    and stays; an old file's mode stays. content: what to write, or a function that writes the file of this name."""
+    and stays."""
     with _told(path, "choose another place"):
         target = _target(path)
         part = target.with_name(f".{secrets.token_hex(8)}.part")
         try:
-            if callable(content):
-                content(part)
-            else:
-                part.write_bytes(content.encode(errors="replace") if isinstance(content, str) else content)
-            if target.exists():
-                shutil.copymode(target, part)
+            part.write_bytes(content.encode(errors="replace") if isinstance(content, str) else content)
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)

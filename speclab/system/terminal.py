@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import unicodedata
-from typing import Any, TextIO
+from typing import Any
 
 # These control and format characters stay: line ends and tabs, soft hyphen, the marks of Arabic and Syriac
 # numbers and verses, and the two joiners, without which Persian, Hindi and many emoji are written wrongly.
@@ -36,18 +36,14 @@ def note(text: str) -> None:
         print(harmless(text), file=sys.stderr, flush=True)
 
 
-def is_animated(stream: TextIO) -> bool:
-    """Tell whether lines of this stream can be drawn again: it is a terminal that knows control characters."""
-    return bool(getattr(stream, "isatty", lambda: False)()) and os.environ.get("TERM") != "dumb"
-
-
 def progress(total: int, unit: str, title: str) -> Any:
-    """Return a tqdm bar whose `update()` counts one more. Where none can be drawn, a line says once what begins."""
+    """Return a tqdm bar whose `update()` counts one more. Where there is no terminal, a line says what begins."""
     from tqdm import tqdm  # here: check.py runs without it
 
-    if not is_animated(sys.stderr):
+    bar = tqdm(total=total, unit=unit, desc=title, leave=False, disable=None)  # None: but on a terminal
+    if bar.disable:
         note(f"{title}: {total} {unit}s")
-    return tqdm(total=total, unit=unit, desc=title, leave=False, disable=not is_animated(sys.stderr))
+    return bar
 
 
 def open_streams() -> None:

@@ -91,7 +91,7 @@ def make_run(
         schema_version=SCHEMA_VERSION,
         created="2026-11-21T13:00Z",
         interrupted=False,
-        machine={"cpu": "AMD EPYC", "cores": 2, "threads": 2, "memory_gib": 24, "gpu": None, "system": "Linux"},
+        machine={"cpu": "AMD EPYC", "cores": 2, "threads": 2, "gpu": None, "system": "Linux"},
         versions={
             "python": "3.11.7", "torch": "2.13.0+cpu", "transformers": "5.23.0", "commit": "a8a881a6ae17e97bcb7e69d0",
             "uncommitted_changes": False,

@@ -7,6 +7,7 @@ others.
 
 import importlib.util
 import json
+import tempfile
 from pathlib import Path
 
 from torch import Tensor
@@ -25,7 +26,10 @@ def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path
     if not importlib.util.find_spec("gguf"):
         raise EnvironmentProblem("the package gguf is not installed; type: pip install gguf")
     merges = _merges(model, tokenizer)
-    return write_whole(path, lambda part: _write(model, tokenizer, merges, part))
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, "model.gguf")
+        _write(model, tokenizer, merges, made)
+        return write_whole(path, made.read_bytes())
 
 
 def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, merges: list[str], path: Path) -> None:

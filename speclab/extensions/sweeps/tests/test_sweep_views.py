@@ -43,7 +43,7 @@ def sweep(name, points):
         sweep=name,
         created="2026-01-02T03:04Z",
         interrupted=False,
-        machine={"cpu": "A made-up CPU", "cores": 2, "threads": 2, "memory_gib": 8, "gpu": None, "system": "Linux"},
+        machine={"cpu": "A made-up CPU", "cores": 2, "threads": 2, "gpu": None, "system": "Linux"},
         versions={"python": "3", "torch": "2", "transformers": "5", "commit": "0" * 40, "uncommitted_changes": False},
         settings=SETTINGS,
         models={},
