@@ -7,7 +7,7 @@ free: rows behind the text's length are never read, and the next pass overwrites
 import ctypes
 import re
 from collections.abc import Iterable, Sequence
-from ctypes import c_float, c_int, c_void_p
+from ctypes import addressof, byref, c_float, c_int, c_void_p
 from typing import Any
 
 import torch
@@ -51,28 +51,28 @@ def stored(weight: Tensor) -> tuple[int, int, Tensor, Tensor | None, Tensor | No
     n = weight.shape[1]
     if n % 2 == 0 and torch.equal(weight.bfloat16().float(), weight):
         return BFLOAT16, n, weight.bfloat16(), None, None
-    for kind, group, counts in ((INT8, GROUP, [127]), (INT8, n, [127]), (INT4, GROUP, range(15, 0, -1))):
+    for kind, group in ((INT8, GROUP), (INT8, n), (INT4, GROUP)):
         fits = n % group == 0 and group % 4 == 0
-        if fits and (found := in_steps(weight.unflatten(1, (-1, group)), counts, around_zero=kind == INT8)):
+        if fits and (found := in_steps(weight.unflatten(1, (-1, group)), kind)):
             numbers, scale, low = found
-            if kind == INT4:
-                numbers = numbers[:, ::2] | numbers[:, 1::2] << 4
-            return kind, group, numbers, scale, low if kind == INT4 else None
+            if kind == INT8:
+                return kind, group, numbers, scale, None
+            return kind, group, numbers[:, ::2] | numbers[:, 1::2] << 4, scale, low
     return FLOAT32, n, weight, None, None
 
 
-def in_steps(groups: Tensor, counts: Sequence[int], around_zero: bool) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Find equal steps on which the numbers of each group lie, (rows, groups, columns): from zero to the largest, or
-    from the lowest to the highest, for one of these counts of steps.  -> (rows, all columns) int8 numbers, (rows,
-    groups) steps and lowest; None where a group does not lie on such steps. A few rows are looked at first."""
-    if len(groups) > SAMPLE and in_steps(groups[:SAMPLE], counts, around_zero) is None:
+def in_steps(groups: Tensor, kind: int) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Find equal steps on which the numbers of each group lie, (rows, groups, columns): 127 from zero to the largest
+    for INT8, at most 15 from the lowest to the highest for INT4.  -> (rows, all columns) int8 numbers, (rows, groups)
+    steps and lowest; None where a group does not lie on such steps. A few rows are looked at first."""
+    if len(groups) > SAMPLE and in_steps(groups[:SAMPLE], kind) is None:
         return None
     low, high = groups.aminmax(dim=-1, keepdim=True)
     largest = torch.maximum(low.abs(), high.abs())
-    if around_zero:
+    if kind == INT8:
         low, high = torch.zeros_like(low), largest
     step = torch.zeros_like(low)  # 0: not found yet
-    for n in counts:
+    for n in [127] if kind == INT8 else range(15, 0, -1):
         tried = ((high - low) / n).clamp(min=1e-30)
         exact = (((groups - low) / tried).round() * tried + low - groups).abs() <= EXACT * largest
         step = torch.where(exact.all(-1, keepdim=True) & (step == 0), tried, step)
@@ -108,11 +108,10 @@ class CModel:
         self.lanes, self.page = self.library.lanes(), self.library.page_tokens()
         self.layers = (Layer * len(layers))(*(self._struct(Layer, layer) for layer in layers))
         parts |= {"layers": len(layers), "hidden": self.hidden, "ids": self.ids, "known": len(embeddings)}
-        parts |= {"mlp": self.layers[0].down.columns, "layer": None}
+        parts |= {"mlp": self.layers[0].down.columns, "layer": addressof(self.layers)}
         parts["positions"] = 0 if parts.get("places") is None else len(parts["places"])
         self.model = self._struct(Model, parts)
-        self.model.layer = ctypes.addressof(self.layers)
-        self.page_floats = self.library.page_floats(ctypes.byref(self.model))
+        self.page_floats = self.library.page_floats(byref(self.model))
 
     def prepare(self, widths: Iterable[int], longest: int) -> None:
         """Nothing to do: any width and length runs."""
@@ -143,7 +142,7 @@ class CModel:
                 value = Matrix(form, words.shape[1] << form, group, *addresses)
             elif kind is Norm:
                 value = Norm(*map(self._address, value))
-            elif kind is c_void_p:
+            elif isinstance(value, Tensor):
                 value = self._address(value)
             setattr(made, name, value)
         return made
@@ -168,23 +167,20 @@ class CModel:
         of n further rows a token reads. layers: without a gap, None: all. chain: see `CBackend.chain`.
         """
         m = next(part.shape[1] for part in (ids, states) if part is not None)
-        first, end = (0, len(self.layers)) if layers is None else (layers.start, layers.stop)
+        layers, n_masked = layers or range(len(self.layers)), 0 if mask is None else mask.shape[1]
         logits = torch.empty(1, len(wanted), -(-self.ids // self.lanes) * self.lanes)  # whole registers
         hidden = {layer: torch.empty(1, m, self.hidden) for layer in kept}
         outputs = [hidden[layer].data_ptr() if layer in hidden else None for layer in range(len(self.layers))]
-        given = {"token": token, "ids": ids, "states": states, "mask": mask, "logits": logits}
-        tensors = {name: part.contiguous() for name, part in given.items() if part is not None}
-        arrays = {
-            "model": self.model,
-            "pages": (c_void_p * len(texts))(*(ctypes.addressof(text.addresses) for text in texts)),
-            "outputs": (c_void_p * len(outputs))(*outputs),
-            "wanted": (c_int * len(wanted))(*wanted),
-        }
-        addresses = {name: part.data_ptr() for name, part in tensors.items()}
-        addresses |= {name: ctypes.addressof(part) for name, part in arrays.items()}
-        masked = 0 if mask is None else mask.shape[1]
-        one = Pass(m=m, first=first, end=end, masked=masked, n_logits=len(wanted), **addresses)
-        if not self.library.forward(ctypes.byref(one), torch.get_num_threads(), *chain):
+        tensors = [part if part is None else part.contiguous() for part in (ids, states, token, mask)]
+        pages = (c_void_p * len(texts))(*(addressof(text.addresses) for text in texts))
+        to_layers, rows = (c_void_p * len(outputs))(*outputs), (c_int * len(wanted))(*wanted)
+        numbers = m, layers.start, layers.stop, n_masked, len(wanted)
+        given = [part if part is None else part.data_ptr() for part in tensors]
+        results = addressof(pages), addressof(to_layers), logits.data_ptr(), addressof(rows)
+        one = Pass(addressof(self.model), *numbers, *given, *results)
+        if (known := self.library.forward(byref(one), torch.get_num_threads(), *chain)) < 0:
+            raise MemoryError(f"there is no memory for a pass over {m} tokens")
+        if not known:
             raise IndexError("a token of this pass, or its position, is not among those that have an embedding")
         return logits[..., : self.ids], hidden
 
@@ -211,7 +207,7 @@ class CBackend(TextBackend):
 
     def move(self, length: int, rows: Tensor) -> None:
         for to, row in enumerate(rows.tolist(), length):
-            self._model.library.move(ctypes.byref(self._model.model), self.addresses, length + row, to)
+            self._model.library.move(byref(self._model.model), self.addresses, length + row, to)
 
     def prefill(self, prompt: Tensor) -> Tensor:
         return self.run(0, 1, prompt)

@@ -345,19 +345,15 @@ static void into_stream(const Model *M, const Matrix *w, Norm after, Rows x, int
   }
   meet(team, n);
 }
-static void run_pass(const Pass *P, float *shared, int me, int n, Team *team) {
+/* shared: memory of all threads. own: of this thread alone. */
+static void run_pass(const Pass *P, float *shared, float *own, int me, int n, Team *team) {
   const Model *M = P->model;
   const int m = P->m, D = M->head_size, H = M->hidden;
   const Rows stream = take(&shared, m, H), y = take(&shared, m, H), attended = take(&shared, m, M->heads * D);
   const Rows raw = take(&shared, m, (M->heads + 2 * M->kv_heads) * D), queries = take(&shared, m, M->heads * D);
   const Rows inner = take(&shared, m, M->mlp), turns = take(&shared, m, M->rotaries * M->turned);
-  int rows = 0;
-  for (int i = 0; i < m; i++) rows = P->token[i].whole > rows ? P->token[i].whole : rows;
-  rows += P->masked + 2 * PAGE; /* scores of whole pages */
-  const long numbers = m * (up_to(2 * H) + up_to(H) + CHUNK * L) + rows;
-  float *own = malloc(sizeof(float) * numbers), *scores = own; /* of this thread alone */
-  const Rows x = take(&scores, m, M->beside ? 2 * H : H), normed = take(&scores, m, H);
-  const Rows factors = take(&scores, m, CHUNK / 2 * L), gates = take(&scores, m, CHUNK / 2 * L);
+  const Rows x = take(&own, m, M->beside ? 2 * H : H), normed = take(&own, m, H);
+  const Rows factors = take(&own, m, CHUNK / 2 * L), gates = take(&own, m, CHUNK / 2 * L);
   for (long i = FROM(m); i < TO(m); i++) embed(P, i, row(stream, i), row(turns, i));
   meet(team, n);
   for (int l = P->first; l < P->end; l++) {
@@ -376,7 +372,7 @@ static void run_pass(const Pass *P, float *shared, int me, int n, Team *team) {
     meet(team, n);
     for (long k = FROM(m * M->heads); k < TO(m * M->heads); k++) {
       const long at = k / m * D;
-      attend(P, l, k % m, k / m, row(queries, k % m) + at, scores, row(attended, k % m) + at);
+      attend(P, l, k % m, k / m, row(queries, k % m) + at, own, row(attended, k % m) + at);
     }
     meet(team, n);
     into_stream(M, &layer->out, layer->after_attention, attended, m, stream, y, me, n, team);
@@ -406,7 +402,6 @@ static void run_pass(const Pass *P, float *shared, int me, int n, Team *team) {
   for (long b = FROM(blocks); M->logit_cap > 0 && b < TO(blocks); b++)
     for (int i = 0; i < P->n_logits; i++)
       store(row(logits, i) + b * L, capped(load(row(logits, i) + b * L), M->logit_cap));
-  free(own);
 }
 static int all_known(const Pass *P) { /* each id and each position has an embedding */
   const Model *M = P->model;
@@ -418,23 +413,28 @@ static int all_known(const Pass *P) { /* each id and each position has an embedd
 }
 /* k passes: a single one, or a chain over one text, each over the most probable one of the first n ids after the pass
    before: the first among equals, no number before all. tokens, highest: (k) these ids and their logits, or NULL.
-   -> whether all ids and positions were known */
+   -> whether all ids and positions were known; -1: there is no memory */
 int forward(Pass *P, int threads, int k, int n, int64_t *tokens, float *highest) {
   const Model *M = P->model;
   const long heads = (3 * M->heads + 2 * M->kv_heads) * M->head_size; /* of queries to values, and what they read */
-  const long numbers = 2 * M->hidden + heads + M->mlp + M->rotaries * M->turned + 7 * L; /* in seven whole rows */
-  float *shared = malloc(sizeof(float) * P->m * numbers);
+  const long m = P->m, shared = 2 * M->hidden + heads + M->mlp + M->rotaries * M->turned + 7 * L; /* in seven rows */
+  long own = 0; /* of each thread: scores of whole pages, and four rows of each token */
+  for (int i = 0; i < m; i++) own = P->token[i].whole > own ? P->token[i].whole : own;
+  own += k + P->masked + 2 * PAGE + m * (up_to(2 * M->hidden) + up_to(M->hidden) + CHUNK * L);
+  float *memory = malloc(sizeof(float) * (m * shared + threads * own));
+  if (!memory) return -1;
   int done = 0;
   for (; done < k && all_known(P); done++) {
     Team team = {0};
 #pragma omp parallel num_threads(threads)
-    run_pass(P, shared, omp_get_thread_num(), omp_get_num_threads(), &team);
+    run_pass(P, memory, memory + m * shared + omp_get_thread_num() * own, omp_get_thread_num(), omp_get_num_threads(),
+             &team);
     if (!tokens) continue;
     int best = 0;
     for (int j = 1; j < n; j++) if (P->logits[j] > P->logits[best] || P->logits[j] != P->logits[j]) best = j;
     tokens[done] = best, highest[done] = P->logits[best];
     P->ids = tokens + done, P->token += P->m, P->wanted = &P->token->text, P->m = 1; /* of one text: 0 */
   }
-  free(shared);
+  free(memory);
   return done == k;
 }

@@ -17,7 +17,7 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import Draft
 from speclab.core.sampling import Sampling, draw_next
-from speclab.engines import windows
+from speclab.engines import eager
 from speclab.engines.cuda import cuda_graphs, graphs
 from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.engines.cuda.kernels import GroupedAttention, Kernels
@@ -279,6 +279,6 @@ def test_what_fails_leaves_no_graphs(breaks, words, on_cuda, monkeypatch):
 def test_windows_of_two_sizes_have_no_graphs(monkeypatch):
     layers = [SimpleNamespace(sliding_window=8), SimpleNamespace(sliding_window=16)]
     monkeypatch.setattr(cuda_graphs, "kv_shapes", lambda model: [])
-    monkeypatch.setattr(windows, "cached_layers", lambda model: layers)
+    monkeypatch.setattr(eager, "cached_layers", lambda model: layers)
     with pytest.raises(NoFastBackend, match="windows of 8 and 16 tokens"):
         GraphedModel(tiny("llama"))

@@ -27,8 +27,7 @@ from transformers.cache_utils import Cache
 from speclab.engines.cuda import graphs
 from speclab.engines.cuda.buffers import WrittenInPlace, kv_shapes
 from speclab.engines.cuda.kernels import Kernels, usable_compiler
-from speclab.engines.eager import TextBackend, decoder_layers, layer_outputs, move_rows
-from speclab.engines.windows import masks, window_of
+from speclab.engines.eager import TextBackend, decoder_layers, layer_outputs, masks, move_rows, window_of
 from speclab.models.family import family_of
 
 BUCKET = 256  # rows

@@ -108,7 +108,7 @@ class Joins:
         self.mlps: list[tuple[nn.Module, Callable]] = []
         finish = compiler(gated)
         for module in model.modules():
-            names = MLP_WEIGHTS[:2] if _is_mlp(module) and _is_usual(module) else ATTENTION_WEIGHTS
+            names = MLP_WEIGHTS[:2] if _is_mlp(module) else ATTENTION_WEIGHTS
             if (joined := Joined.of([getattr(module, name, None) for name in names])) is None:
                 continue
             if names == ATTENTION_WEIGHTS:
@@ -127,18 +127,6 @@ class Joins:
     def forget(self) -> None:
         for joined in self.attention:
             joined.forget()
-
-
-@torch.inference_mode()
-def _is_usual(module: Any) -> bool:
-    """Tell whether an MLP's own forward is what `gated` says, by trying it."""
-    weight = module.gate_proj.weight
-    x = torch.randn(2, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight)
-    try:
-        both = torch.cat([module.gate_proj(x), module.up_proj(x)], dim=-1)
-        return torch.equal(module(x), gated(module, both))
-    except Exception:  # a model's own code may raise any exception
-        return False
 
 
 class GroupedAttention:

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from speclab.engines.cuda.buffers import kv_shapes
-from speclab.engines.windows import window_of
+from speclab.engines.eager import window_of
 from speclab.models.cached import CachedModel
 from speclab.models.checking import rounding
 from speclab.models.family import NoFastBackend, family_of

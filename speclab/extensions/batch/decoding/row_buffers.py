@@ -20,8 +20,7 @@ from speclab.core.sampling import to_device
 from speclab.engines.cuda import graphs
 from speclab.engines.cuda.buffers import WrittenInPlace, kv_shapes
 from speclab.engines.cuda.cuda_graphs import GraphedModel, rows_read
-from speclab.engines.eager import decoder_layers, layer_outputs
-from speclab.engines.windows import masks, window_of
+from speclab.engines.eager import decoder_layers, layer_outputs, masks, window_of
 from speclab.models.family import family_of
 
 Outputs = tuple[Tensor, dict[int, Tensor]]
