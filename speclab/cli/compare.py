@@ -118,7 +118,7 @@ def prepare(
         for choice in choices:
             choice.check_auto()
     setup, prompts = flags.load(args, temperature=0.0)
-    drafters = registry.make_all(choices, setup, args.seed)
+    drafters = {choice.name: choice.make(setup, args.seed) for choice in choices}
     registry.check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
     if args.auto:
         chosen = [choice.name for choice in choices if choice.no_auto is None]

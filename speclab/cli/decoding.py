@@ -13,8 +13,8 @@ from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.rules import rule_of
 from speclab.drafts import registry
+from speclab.drafts.constant import reference_text
 from speclab.drafts.lengths import LONGEST, AutoLength
-from speclab.drafts.oracle import reference_text
 from speclab.drafts.registry import check_prompts
 from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.lab.round_costs import measure_costs

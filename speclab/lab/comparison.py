@@ -156,7 +156,7 @@ def short_config(config: RunConfig, target: str, engine: str, kinds: list[str]) 
     return replace(
         config,
         setup=other,
-        drafters=registry.make_all(registry.read_all(kinds), other, config.seed),
+        drafters={choice.name: choice.make(other, config.seed) for choice in registry.read_all(kinds)},
         prompts=texts.first_of_each_kind(config.prompts, PROMPTS_OF_A_KIND),
         draft_lengths=LENGTHS,
         temperatures=config.temperatures[:1],

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
-from speclab.drafts.heads.rollout import target_pass
+from speclab.drafts.heads.feature import target_pass
 from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions

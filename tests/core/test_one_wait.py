@@ -9,10 +9,10 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core import sampling as sampling_module
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
+from speclab.drafts.constant import ConstantDrafter
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.oracle import ConstantDrafter, Dial
 from speclab.models.cached import CachedModel
-from tests.decoding import plain_text, speculative_rounds
+from tests.decoding import speculative_rounds
 from tests.heads import tiny_head
 from tests.recorder import graphed, stand_in
 from tests.rules import RULES
@@ -28,10 +28,6 @@ def recorder(monkeypatch):
 
 
 def drafter_of(kind: str, target: CachedModel):
-    if kind == "dial":
-        drafter = Dial(0.7, ModelDrafter(graphed(noise=0.1)))
-        drafter.take_text(plain_text(target, PROMPT, 30))
-        return drafter
     if kind == "feature":
         target.hidden_layers = (0, 1)
         return FeatureDrafter(tiny_head())
@@ -41,10 +37,8 @@ def drafter_of(kind: str, target: CachedModel):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("kind", ["model", "feature", "ngram", "dial", "constant"])
+@pytest.mark.parametrize("kind", ["model", "feature", "ngram", "constant"])
 def test_a_round_waits_once(kind, temperature, rule):
-    if kind == "dial" and temperature:
-        pytest.skip("the dial is greedy")
     target = graphed()
     check_waits(target, drafter_of(kind, target), Sampling(temperature), rule)
 

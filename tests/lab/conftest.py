@@ -49,5 +49,5 @@ def run(pair_folder, tmp_path):
 def whole(pair_folder, tmp_path_factory) -> Ran:
     """Drafts of every kind at both temperatures, two repeats, k = 0 and lengths that are chosen."""
     draft = pair_folder / "draft"
-    kinds = f"{draft},ngram,hybrid:ngram+{draft},dial:1:{draft}"
+    kinds = f"{draft},ngram,hybrid:ngram+{draft}"
     return call(pair_folder, tmp_path_factory.mktemp("whole"), "--draft", kinds, "-k", "0,3,auto", "--repeats", "2")

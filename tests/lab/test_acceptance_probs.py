@@ -43,7 +43,7 @@ def pair_of(vocab: int) -> tuple:
 
 @pytest.fixture(scope="module")
 def bench() -> Bench:
-    return make_bench(pair_of(12), BUDGET, accuracy=0.7)
+    return make_bench(pair_of(12), BUDGET)
 
 
 def said(bench: Bench, prompt: Prompt, sampling: Sampling = Sampling(), seed: int = 0) -> list[int]:
@@ -105,12 +105,6 @@ def test_a_token_without_mass_does_not_break_the_probabilities(bench):
     text = [(token + 1) % 12 for token in said(bench, make_prompt())]
     found = accept_probs(bench, "model", make_prompt(), text, Sampling(1.0, top_k=1), LONGEST)
     assert set(np.asarray(found[0]).tolist()) <= {0.0, 1.0}
-
-
-def test_acceptance_probabilities_of_the_dial_are_its_accuracy(bench):
-    text = said(bench, make_prompt())
-    found = accept_probs(bench, "dial", make_prompt(), text, Sampling(), LONGEST)
-    assert [list(row) for row in found] == [[0.7] * (BUDGET - t) for t in range(BUDGET)]
 
 
 def test_a_text_is_asked_about_once(bench, monkeypatch):
@@ -204,7 +198,7 @@ ACCEPT, EACH, LOOKUP = 0.05, 0.004, 0.02
 @pytest.fixture
 def priced(monkeypatch):
     """A bench on a machine whose clock is a price list, and the machine."""
-    bench = make_bench(pair_of(12), 24, accuracy=0.7)
+    bench = make_bench(pair_of(12), 24)
     machine = Machine(monkeypatch, bench.setup.target.model, by_width=BY_WIDTH.get, **PRICES)
     honest_lookup = NgramDrafter.lookup
 

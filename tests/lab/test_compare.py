@@ -48,12 +48,10 @@ def test_record_tables_and_pictures(whole):
     assert not list(whole.folder.rglob("*.part"))
 
 
-def test_k_zero_and_dial_rows(whole):
-    """k = 0 is plain decoding; the dial at 1 is always right and makes greedy rows."""
-    rows = [row for row in whole.record.rows if row.prompt_kind == "all" and row.method.startswith("dial:1:")]
-    assert {row.temperature for row in rows} == {0.0}
-    plain, dialled = rows
-    assert (plain.tokens_per_round, plain.acceptance_rate, dialled.acceptance_rate) == (1, None, 1)
+def test_k_zero_is_plain_decoding(whole):
+    rows = [row for row in whole.record.rows if row.draft and row.draft_length == 0]
+    assert rows
+    assert {(row.tokens_per_round, row.acceptance_rate) for row in rows} == {(1, None)}
 
 
 # --- what is wrong ----------------------------------------------------------------------------------------------------

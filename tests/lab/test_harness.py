@@ -17,7 +17,6 @@ from speclab.core import clock
 from speclab.core.rounds import Round
 from speclab.core.sampling import Sampling
 from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
-from speclab.drafts.oracle import Dial
 from speclab.lab import decodings, harness, instruments
 from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding
@@ -33,8 +32,14 @@ from tests.tiny_models import VOCAB, PlainTransformer, perturbed, tiny
 CPU = torch.device("cpu")
 BUDGET, LONG = 24, 70
 WARM = Sampling(0.8)
-ARMS = [BASELINE, Arm("model", "model", 2), Arm("model", "model", 5), Arm("ngram", "ngram", 3), Arm("dial", "dial", 4)]
-INSTRUMENTS = {"model": [0, 1, 2, 2, 2], "ngram": [0, 1, 2, 3, 3, 3], "dial": [0, 1, 2, 3, 4]}
+ARMS = [
+    BASELINE,
+    Arm("model", "model", 2),
+    Arm("model", "model", 5),
+    Arm("ngram", "ngram", 3),
+    Arm("asking", "asking", 4),
+]
+INSTRUMENTS = {"model": [0, 1, 2, 2, 2], "ngram": [0, 1, 2, 3, 3, 3], "asking": [0, 1, 2, 3, 4]}
 
 
 class InBlocks(Setup):
@@ -87,13 +92,27 @@ def pair():
     return target, perturbed(target, 0.3)
 
 
-def make_bench(pair, budget: int = BUDGET, seed: int = 0, kind: type[Setup] = Setup, accuracy: float = 0.6) -> Bench:
+class Asking(ModelDrafter):
+    """Does not draft before it has the text, as an instrument that replays it."""
+
+    needs_text = True
+
+    def take_text(self, text):
+        self.text = text
+
+    def prefill(self, target, prompt, sampling):
+        assert sampling.greedy
+        assert len(self.text) == BUDGET
+        super().prefill(target, prompt, sampling)
+
+
+def make_bench(pair, budget: int = BUDGET, seed: int = 0, kind: type[Setup] = Setup) -> Bench:
     target, draft = pair
     setup = kind(CachedModel(target), None, "tiny", Sampling(), CPU, torch.float64)
     drafters = {
         "model": ModelDrafter(CachedModel(draft)),
         "ngram": NgramDrafter(),
-        "dial": Dial(accuracy, ModelDrafter(CachedModel(draft))),
+        "asking": Asking(CachedModel(draft)),
     }
     return Bench(setup, drafters, budget, seed)
 

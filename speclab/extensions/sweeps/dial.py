@@ -1,11 +1,11 @@
-"""Instruments, not methods: a draft that replays the target's own text, and one that costs nothing.
+"""The dial: an instrument, not a method, which sets acceptance to any value from 0 to 1 and changes nothing else.
 
-The dial sets acceptance to any value from 0 to 1 and changes nothing else. Greedy decoding only. On the command line:
-`dial:A` (at the cost of the lab's draft model), `dial:A:MODEL` (at the cost of another one), `dial:A:free`.
+It replays the target's own text. Greedy decoding only. On the command line: `dial:A` (at the cost of the lab's draft
+model), `dial:A:MODEL` (at the cost of another one), `dial:A:free`.
 """
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,23 +15,12 @@ from torch import Tensor
 from draft_models import as_draft
 from speclab.core.drafter import Drafter, Wrapper
 from speclab.core.law import Law
-from speclab.core.rounds import DecodeSettings, Draft, Round, Target, tokens_of
+from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling
+from speclab.drafts.constant import ConstantDrafter
 from speclab.system.errors import UsageProblem
 
 GREEDY_ONLY = "the dial replays greedy output; use --temperature 0"
-
-
-class ConstantDrafter(Drafter):
-    """Proposes id 0 again and again, so that every pass of the target has k + 1 tokens."""
-
-    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        self._device = prompt.device
-
-    def propose(self, k: int, uniforms: Tensor) -> Draft:
-        return as_draft([0] * k, self._device)
-
-    def observe(self, n_accepted: int, committed: list[int]) -> None: ...
 
 
 class DialLaw(Law):
@@ -102,11 +91,3 @@ class Dial(Wrapper):
             self._text = []
         self._place += len(committed)
         self.drafter.observe(n_accepted, committed)
-
-
-def reference_text(
-    decode: Callable[..., Iterable[Round]], target: Target, prompt: Tensor, draft_length: int, settings: DecodeSettings
-) -> list[int]:
-    """Return the target's own text for a dial to replay, made by the speculative loop with passes as wide as those that
-    will judge the replay: in bfloat16 the logits of another width may turn a near-tie."""
-    return tokens_of(decode(target, ConstantDrafter(), prompt, draft_length, settings))
