@@ -130,7 +130,7 @@ def drafters_of(args: argparse.Namespace, setup: Setup) -> dict[str, Any]:
     if args.draft != LOOKUP:
         drafter = common.model_drafter(args.draft, setup, args.seed, "the library's assistant must be a model")
         drafters = {"model": drafter, **drafters, AUTO: AutoLength(drafter)}
-    if EXIT in registry.kinds() and args.target == loading.LAB_TARGET and setup.device.type == "cpu":
+    if EXIT in registry.kinds() and args.target == loading.LAB_TARGET and setup.engine == "c":
         drafters[EXIT] = registry.make(EXIT, setup)
     return drafters
 

@@ -29,8 +29,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from draft_models import as_draft, as_drawn
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Drawn, Sampling, draw_draft, to_device
-from speclab.drafts.heads.drafter import HeadDrafter
-from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation, TargetOutput, rotations
+from speclab.drafts.feature import HeadDrafter
+from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation, TargetOutput, appended, rotations
 from speclab.extensions.exits.first_layers import FirstLayers
 
 
@@ -42,6 +42,10 @@ class ExitConfig(NamedTuple):
     exit_layer: int
     target_layers: int
     block: Any  # LlamaConfig
+
+    @property
+    def draft_vocab(self) -> int:
+        return self.block.vocab_size
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -144,20 +148,12 @@ class ExitDrafter(HeadDrafter):
         """Read a state (1, 1, hidden) behind those that are not read yet -> logits of the token after it, (1,
         vocab)."""
         states = torch.cat([self._hidden, state], dim=1)
-        start, end = self._length, self._length + states.shape[1]
-        rotation, buffers = self._rotation(start, states.shape[1]), (self._keys[0], self._values[0])
+        start, rotation = self._length, self._rotation(self._length, states.shape[1])
+        self._length, self._hidden = start + states.shape[1], self._hidden[:, :0]
+        buffers = self._keys[0], self._values[0]
+        return self.head(states, rotation, lambda *own: appended(buffers, own, start), 1)[:, -1]
 
-        def seen(*own: Tensor) -> list[Tensor]:
-            for rows, new in zip(buffers, own, strict=True):
-                rows[start:end] = new[0].transpose(0, 1)
-            return [rows[:end].transpose(0, 1)[None] for rows in buffers]
-
-        self._length, self._hidden = end, self._hidden[:, :0]
-        return self.head(states, rotation, seen, 1)[:, -1]
-
-    def in_words(self) -> str:
+    def describe(self, name: str, engine: str) -> str:
         config, millions = self.head.config, sum(weight.numel() for weight in self.head.parameters()) / 1e6
-        return (
-            f"the target's first {config.exit_layer} of {config.target_layers} layers, and an adapter of "
-            f"{millions:.1f} M parameters"
-        )
+        layers = f"the target's first {config.exit_layer} of {config.target_layers} layers"
+        return f"{name}: {layers}, and an adapter of {millions:.1f} M parameters"

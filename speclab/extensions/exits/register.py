@@ -6,11 +6,10 @@ weights.
 
 from pathlib import Path
 
-import torch
 from transformers import PreTrainedModel
 
 from speclab.core.drafter import Drafter
-from speclab.drafts.heads.files import CONFIG, decoder_of, read_config, read_files, read_tensors, weights_of
+from speclab.drafts.heads.files import CONFIG, decoder_of, read_config, read_files, read_weights, weights_of
 from speclab.drafts.registry import OTHER_FAMILY, Choice, add
 from speclab.engines.eager import decoder_layers
 from speclab.extensions.exits.early_exit import ExitAdapter, ExitConfig, ExitDrafter
@@ -33,13 +32,7 @@ def read_adapter(target: PreTrainedModel) -> ExitAdapter:
     if (len(decoder_layers(target)), *output.shape) != wanted:
         raise UsageProblem("--draft exit: the lab's adapter reads the lab's own target; give another --draft")
 
-    def built() -> ExitAdapter:
-        with torch.device("meta"):
-            adapter = ExitAdapter(config, output)
-        adapter.load_state_dict(read_tensors(weights, adapter, target)[0], assign=True)
-        return adapter.eval().requires_grad_(False)
-
-    return loading.loaded(PLACE, "its weights", built)
+    return read_weights(PLACE, weights, lambda: ExitAdapter(config, output), target).head
 
 
 def read_exit(argument: str, text: str) -> Choice:
@@ -55,8 +48,8 @@ def _drafter(setup: Setup, seed: int) -> Drafter:
     """Make the drafter. Raises UsageProblem where the engine does not run the target in two parts."""
     check_family(setup.target.model, "--draft exit", OTHER_FAMILY)
     head = read_adapter(setup.target.model)
-    if setup.target.engine == "graphs":
-        raise UsageProblem("early exit runs the target in two parts, and CUDA graphs do not; give --engine eager")
+    if setup.target.engine != "c":
+        raise UsageProblem("--draft exit: the engine c alone runs a target in two parts; give another --draft")
     check_split(setup.target, head.config.exit_layer)
     setup.target.hidden_layers = tuple(sorted({*setup.target.hidden_layers, *head.config.layers}))
     return ExitDrafter(head)

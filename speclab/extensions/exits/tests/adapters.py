@@ -2,12 +2,14 @@
 
 import copy
 import functools
+import json
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from speclab.drafts.heads.files import weights_of, write_both, written
+from speclab.drafts.heads.files import CONFIG, WEIGHTS, weights_of
 from speclab.engines.eager import decoder_layers
 from speclab.extensions.exits.early_exit import ExitAdapter, ExitConfig
 from tests.heads import N_LEARNT, block, distance, in_format, learnt_texts, read
@@ -31,7 +33,9 @@ def write_adapter(folder: Path, adapter: ExitAdapter) -> None:
     """Write an adapter as the lab's is written."""
     config = adapter.config
     entries = {"exit_layer": config.exit_layer, "target_layers": config.target_layers}
-    write_both(folder, entries | {"transformer_layer_config": written(config.block)}, adapter.state_dict())
+    folder.mkdir()
+    save_file(adapter.state_dict(), folder / WEIGHTS)
+    (folder / CONFIG).write_text(json.dumps(entries | {"transformer_layer_config": config.block.to_dict()}))
 
 
 LAYERS = {"gpt2": "n_layer"}  # what a config calls their number
@@ -39,7 +43,8 @@ LAYERS = {"gpt2": "n_layer"}  # what a config calls their number
 
 @functools.cache
 def trained_exit(family: str = "llama", n_layers: int = 4, exit_layer: int = 2) -> tuple:
-    """A tiny target, an adapter that has learnt three of its texts by heart, and four texts, (4, 9 + N_NEW)."""
+    """A tiny target, an adapter that has learnt three of its texts by heart, and four texts, (4, 9 + N_NEW).
+    In float32, as the engine `c` takes them."""
     kinds = {"layer_types": ["sliding_attention", "full_attention"] * (n_layers // 2)} if "gemma3" in family else {}
     changes = {LAYERS.get(family, "num_hidden_layers"): n_layers, **kinds}
     target = tiny(family, **changes).requires_grad_(False)
@@ -52,11 +57,5 @@ def trained_exit(family: str = "llama", n_layers: int = 4, exit_layer: int = 2) 
             stepper.zero_grad()
             distance(likely, adapter.text_logits(states)).backward()
             stepper.step()
-    return target, adapter.eval().requires_grad_(False), texts
-
-
-@functools.cache
-def trained_exit_in_float32(family: str = "llama") -> tuple:
-    """The same, as the engine `c` takes them."""
-    target, adapter, texts = trained_exit(family)
-    return copy.deepcopy(target).float(), in_format(adapter, torch.float32), texts
+    adapter = in_format(adapter.eval().requires_grad_(False), torch.float32)
+    return copy.deepcopy(target).float(), adapter, texts

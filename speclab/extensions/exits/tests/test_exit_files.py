@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import optimized_speculative
 from speclab import load
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
@@ -12,7 +13,6 @@ from speclab.extensions.exits.tests.adapters import tiny_adapter, write_adapter
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem
-from tests import contract
 from tests.cli.bad_inputs import KINDS, Row, S
 from tests.cli.test_bad_inputs import check_row, folder  # noqa: F401 - a fixture
 from tests.tiny_models import tiny
@@ -68,16 +68,9 @@ def test_bad_input_is_one_line(folder, capfd, monkeypatch, row):  # noqa: F811
     check_row(folder, capfd, monkeypatch, row)
 
 
-class Graphed:
-    """A form that cannot be run in two parts."""
-
-    name = "graphs"
-
-
 def test_an_engine_that_cannot_split_is_refused(target, place):
-    cached = CachedModel(target, fast=Graphed())
-    setup = Setup(cached, None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
-    with pytest.raises(UsageProblem, match="CUDA graphs do not; give --engine eager"):
+    setup = Setup(CachedModel(target), None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
+    with pytest.raises(UsageProblem, match="the engine c alone"):
         registry.make("exit", setup)
 
 
@@ -85,5 +78,10 @@ def test_the_scripts_decode_with_it(pair_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(register, "PLACE", str(tmp_path / "adapter"))
     model = load(str(pair_folder / "target"), str(pair_folder / "draft"), engine="eager").setup.target.model
     write_adapter(tmp_path / "adapter", tiny_adapter(model, 1))
-    run = contract.check_scripts(pair_folder, tmp_path / "out", "exit", "exit:1", monkeypatch, capsys, False)
-    assert run.models["exit:1"].startswith("exit:1: the target's first 1 of 2 layers, and an adapter")
+    words = ["--target", str(pair_folder / "target"), "--threads", "1", "--prompt", "def f(x):"]
+    for draft in ("exit", str(pair_folder / "draft")):
+        assert optimized_speculative.main([*words, "--draft", draft, "--max-new-tokens", "12", "--ignore-eos"]) == 0
+    out, err = capsys.readouterr()
+    assert "exit:1: the target's first 1 of 2 layers, and an adapter" in err
+    first, second = (text.splitlines()[0] for text in out.split("def f(x):")[1:])
+    assert first == second

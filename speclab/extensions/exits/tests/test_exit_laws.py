@@ -1,28 +1,28 @@
-"""What every draft must do, done by early exit: its laws, one wait, overflows."""
+"""What every draft must do, done by early exit: its laws, overflows."""
 
 import functools
 
 import pytest
 import torch
 
-from benchmarks.peers import __main__ as peers
 from speclab.core.sampling import Sampling
 from speclab.extensions.exits.early_exit import ExitDrafter
 from speclab.extensions.exits.tests.adapters import tiny_adapter
 from speclab.models.cached import CachedModel
+from speclab.system.errors import EnvironmentProblem
 from tests import contract
 from tests import test_filtered_laws as filtered_laws
-from tests.benchmarks.test_benchmarks import bench, check_arms  # noqa: F401 - a fixture
-from tests.core.test_one_wait import check_waits
+from tests.decoding import speculative_rounds
 from tests.drafts import test_overflows as overflows
-from tests.heads import target_states
+from tests.heads import in_format, prompts, target_states
 from tests.test_filtered_laws import Case, Text, models, of_head
-from tests.tiny_models import tiny
+from tests.tiny_models import on_engine, tiny
 
 
-@pytest.mark.parametrize(("engine", "sampling"), contract.WAYS, ids=str)
-def test_the_contract_of_a_draft(engine, sampling):
-    contract.check(lambda model, on_engine: ExitDrafter(tiny_adapter(model, 1)), engine, sampling, layers=(0,))
+@pytest.mark.parametrize("sampling", contract.SAMPLINGS, ids=str)
+def test_the_contract_of_a_draft(sampling):
+    make = lambda model, on_engine: ExitDrafter(tiny_adapter(model, 1))  # noqa: E731
+    contract.check(make, "c", sampling, layers=(0,), of_text=False)
 
 
 @functools.cache
@@ -38,30 +38,17 @@ def exit_logits(committed: Text, drafted: Text) -> list[float]:
 
 
 def test_a_round_leaves_the_targets_law(monkeypatch):
-    made = Case(lambda: ExitDrafter(adapter()), 3, 3, of_head(exit_logits))
-    monkeypatch.setitem(filtered_laws.CASES, "exit", made)
-    filtered_laws.test_a_round_leaves_the_targets_law("exit", monkeypatch)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_round_of_early_exit_waits_once(temperature):
-    """On the eager engine: CUDA graphs do not run a target in two parts."""
-    target = CachedModel(tiny("llama"))
-    target.hidden_layers = (0,)
-    check_waits(target, ExitDrafter(tiny_adapter(target.model, 1)), Sampling(temperature), "token")
+    in_float32 = lambda: ExitDrafter(in_format(adapter(), torch.float32))  # noqa: E731
+    monkeypatch.setitem(filtered_laws.CASES, "exit", Case(in_float32, 3, 3, of_head(exit_logits)))
+    filtered_laws.test_a_round_leaves_the_targets_law("exit on c", monkeypatch)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_logits_that_are_not_finite_are_named(temperature):
-    model = tiny("llama", num_hidden_layers=3)
-    drafter = ExitDrafter(overflows.overflowing(tiny_adapter(model, 2)))
-    overflows.check_it_is_said(model, drafter, temperature)
-
-
-@pytest.mark.full
-def test_all_arms_emit_the_same_text_and_count_their_passes(bench, prompt):  # noqa: F811
-    """Beside the library's own early exit."""
-    model = bench.setup.target.model
-    bench.drafters["exit"] = ExitDrafter(tiny_adapter(model).to(model.dtype))
-    bench.setup.target.hidden_layers = (0,)
-    check_arms(bench, prompt, peers.arms_for([2], bench.drafters))
+    model = tiny("llama", dtype=torch.float32)
+    adapter = tiny_adapter(model)
+    torch.nn.init.constant_(adapter.norm.weight, 3e38)
+    target = CachedModel(model, fast=on_engine("c", model))
+    target.hidden_layers = (0,)
+    with pytest.raises(EnvironmentProblem, match=overflows.NOT_FINITE):
+        list(speculative_rounds(target, ExitDrafter(adapter), prompts(1), 3, 30, Sampling(temperature), seed=1))
