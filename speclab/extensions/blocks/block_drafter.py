@@ -12,7 +12,7 @@ from draft_models import as_draft, as_drawn
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Drawn, Sampling, draw_draft, to_device
-from speclab.drafts.heads.drafter import HeadDrafter
+from speclab.drafts.feature import HeadDrafter
 from speclab.extensions.blocks.head import BlockHead
 
 
@@ -38,11 +38,8 @@ class BlockDrafter(HeadDrafter):
         self._anchor = prompt[0, :0]  # (1,), the last committed token; it comes with `observe`
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """Propose at most `k` tokens, and not more than a block has. uniforms (1, k), in [0, 1).
-
-        At a temperature above 0 each token's distribution is the whole row that it was drawn from, the Markov head's
-        bias by the token before it included.
-        """
+        """Propose at most `k` tokens, and not more than a block has, each from its whole row, with the Markov head's
+        bias by the token before it. uniforms (1, k), in [0, 1)."""
         k = min(k, self.longest_draft)
         if k == 0:
             return as_draft([], self.device)

@@ -1,24 +1,20 @@
 """Heads that draft blocks, in folders and on the hub (speclab/drafts/heads/files.py).
 
-Their embedding is always the target's. The layers of a causal head have a window as long as the context.
+Their embedding and their output layer are always the target's.
 """
 
-from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from speclab.drafts.heads import files
-from speclab.drafts.heads.files import CONFIG, EMBEDDING, HEAD, UNUSED, SavedHead, entry
+from speclab.drafts.heads.files import CONFIG, SavedHead, entry
 from speclab.engines.eager import decoder_layers
 from speclab.extensions.blocks.head import BlockConfig, BlockHead
 from speclab.models import loading
 from speclab.system.errors import UsageProblem
 
 MOST_SLOTS = 256
-NAMES = {"dspark": "DSparkSpeculator", "dflash": "DFlashSpeculator"}
 COMPUTED = {"markov_head_type": "vanilla", "projector_type": "dflash", "shift_label": False}
 
 
@@ -38,17 +34,11 @@ def read_block(name: str, target: PreTrainedModel) -> SavedHead:
             f"target has {len(table)} of width {table.shape[1]}; give a head that was trained for this target"
         )
 
-    def built() -> SavedHead:
-        with torch.device("meta"):
-            head = BlockHead(config, table, output)
-        more = {HEAD: (config.draft_vocab, config.target_hidden)}
-        tensors, ids = files.read_tensors(weights, head, target, config, more, (*UNUSED, EMBEDDING))
-        own = tensors.pop(HEAD)
-        head.output.weight = output if ids is None else own
-        head.load_state_dict(tensors, assign=True)
-        return SavedHead(head.eval().requires_grad_(False), ids)
-
-    return loading.loaded(name, "its weights", built)
+    unused = (*files.UNUSED, files.EMBEDDING, files.HEAD)
+    saved = files.read_weights(name, weights, lambda: BlockHead(config, table, output), target, unused)
+    if saved.ids is not None:
+        saved.head.output.weight = output[saved.ids]
+    return saved
 
 
 def config_from(found: dict[str, Any], n_layers: int) -> BlockConfig:
@@ -67,12 +57,8 @@ def config_from(found: dict[str, Any], n_layers: int) -> BlockConfig:
     block = files.decoder_of(found, "qwen3")
     if mask >= block.vocab_size:
         raise ValueError(f"mask_token_id is {mask}, and there are {block.vocab_size} ids")
-    # An entry of its own says whether it is causal, or the layers do: those with a window, which has to be as long as
-    # the context here, are causal within a block.
-    windows = {kind == "sliding_attention" for kind in block.layer_types}
-    if windows != {False} and (len(windows) > 1 or (block.sliding_window or 0) < block.max_position_embeddings):
-        raise ValueError("some of its layers attend to a window; the lab reads heads that attend to the whole text")
-    usual = windows == {True} and not entry(found, "sliding_window_non_causal", bool, False)
+    if found.get("causal") or "sliding_attention" in block.layer_types:
+        raise ValueError("its slots do not attend to all of the text and of the block; the lab reads no such head")
     return BlockConfig(
         block=block,
         layers=files.layers_of(entry(found, "aux_hidden_state_layer_ids", list), n_layers),
@@ -81,24 +67,5 @@ def config_from(found: dict[str, Any], n_layers: int) -> BlockConfig:
         slots=slots,
         mask=mask,
         markov_rank=entry(found, "markov_rank", int, 256) if found["speculators_model_type"] == "dspark" else 0,
-        causal=entry(found, "causal", bool, usual),
         from_anchor=from_anchor,
     )
-
-
-def write_block(
-    folder: Path, head: BlockHead, target: str, architectures: list[str], ids: Tensor | None = None
-) -> None:
-    """Write a head; an engine drafts its block. The rest: as `write_head` of speclab/drafts/heads/files.py."""
-    config = head.config
-    kind = "dspark" if config.markov_rank else "dflash"
-    entries = {
-        "aux_hidden_state_layer_ids": [layer + 1 for layer in config.layers],
-        "block_size": config.slots,
-        "mask_token_id": config.mask,
-        "sample_from_anchor": config.from_anchor,
-        "causal": config.causal,
-    }
-    if config.markov_rank:
-        entries |= {"markov_rank": config.markov_rank, "markov_head_type": "vanilla", "enable_confidence_head": False}
-    files.write_files(folder, head, (kind, NAMES[kind]), entries, target, architectures, config.longest, ids)

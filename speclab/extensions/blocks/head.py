@@ -1,17 +1,16 @@
-"""A draft that proposes a whole block in one pass (DFlash, arXiv 2602.06036; DSpark, 2607.05147; JetSpec, 2606.18394).
+"""A draft that proposes a whole block in one pass (DFlash, arXiv 2602.06036; DSpark, 2607.05147).
 
 A block is the last committed token, the anchor, and mask tokens behind it. Every layer attends to the block and to what
 the target computed at the positions before the anchor: the outputs of some of its layers, fused into one state, from
 which each layer makes keys and values of its own. Embedding and output layer are the target's.
 
 A slot knows nothing of the tokens that are drawn from the others. A Markov head (DSpark) adds to its logits a bias that
-depends on the token before, of low rank; rank 0 is DFlash. With `causal` a slot attends to those before it alone
-(JetSpec).
+depends on the token before, of low rank; rank 0 is DFlash.
 
 Names of modules and options are those of the `speculators` checkpoint format (dflash and dspark).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, scaled_dot_product_attention
 
-from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation, TargetOutput, rotations
+from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation, TargetOutput, appended, rotations
 
 BLOCKS_AT_ONCE = 64  # the blocks of a pass take memory by the square of their number
 
@@ -29,9 +28,8 @@ class BlockConfig:
     """The settings of a head. block: the sizes of its decoder layers, the target's vocabulary, rotary positions.
     layers: decoder layers of the target whose outputs it reads, from 0. target_hidden: width of the target's hidden
     states, and its own. draft_vocab: ids that it can propose. slots: of a block, the anchor included. mask: the id in
-    all other slots, which no text has. markov_rank: of the bias by the token before; 0 = none. causal: a slot attends
-    to those before it, not to those behind it. from_anchor: the anchor's slot predicts the token after it, and so on;
-    else the slot behind the anchor does.
+    all other slots, which no text has. markov_rank: of the bias by the token before; 0 = none. from_anchor: the
+    anchor's slot predicts the token after it, and so on; else the slot behind the anchor does.
     """
 
     block: Any  # Qwen3Config
@@ -41,7 +39,6 @@ class BlockConfig:
     slots: int
     mask: int
     markov_rank: int = 0
-    causal: bool = False
     from_anchor: bool = True
 
     @property
@@ -84,7 +81,7 @@ class BlockHead(nn.Module):
         anchors: Tensor,
         rotation: Rotation,
         mask: Tensor | None,
-        seen: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]],
+        seen: Callable[[int, Tensor, Tensor], Iterable[Tensor]],
     ) -> Tensor:
         """Run the pass: ids (batch, blocks) -> states (batch, blocks, slots, hidden), for as many slots as there are
         rotations.
@@ -115,21 +112,14 @@ class BlockHead(nn.Module):
         key heads, head size); the pass writes rows from `length` on.
         """
         n, slots = hidden.shape[1], self.config.slots
-        start, end = length + n, length + n + slots
         cos, sin = (part.split([n, slots], dim=1) for part in rotation)
         for layer, pair in enumerate(self.context(hidden, (cos[0], sin[0]))):
-            for rows, part in zip((keys[layer], values[layer]), pair, strict=True):
-                rows[length:start] = part[0].transpose(0, 1)
+            appended((keys[layer], values[layer]), pair, length)
 
-        def seen(layer: int, *own: Tensor) -> tuple[Tensor, Tensor]:
-            for rows, part in zip((keys[layer], values[layer]), own, strict=True):
-                rows[start:end] = part[0].transpose(0, 1)
-            return keys[layer][:end].transpose(0, 1)[None], values[layer][:end].transpose(0, 1)[None]
+        def seen(layer: int, *own: Tensor) -> list[Tensor]:
+            return appended((keys[layer], values[layer]), own, length + n)
 
-        mask = None
-        if self.config.causal:
-            mask = torch.ones(slots, end, dtype=torch.bool, device=hidden.device).tril(start)
-        states = self(anchor, (cos[1], sin[1]), mask, seen)[:, 0]  # (1, slots, hidden)
+        states = self(anchor, (cos[1], sin[1]), None, seen)[:, 0]  # (1, slots, hidden)
         return self.logits(states[:, slots - self.config.longest :])
 
     def logits(self, states: Tensor) -> Tensor:
@@ -168,7 +158,7 @@ def blocks(head: BlockHead, hidden: Tensor, tokens: Tensor, anchors: Tensor) -> 
     # (batch, anchors, n): the anchor's state does not exist yet
     before_anchor = torch.arange(n, device=device) < anchors[..., None]
     own = torch.ones(config.slots, config.slots, dtype=torch.bool, device=device)
-    own = torch.block_diag(*[own.tril() if config.causal else own] * anchors.shape[1]).bool()
+    own = torch.block_diag(*[own] * anchors.shape[1]).bool()
     mask = torch.cat(
         [before_anchor.repeat_interleave(config.slots, dim=1), own.expand(len(anchors), -1, -1)], dim=2
     ).unsqueeze(1)  # (batch, 1, anchors * slots, n + the same)

@@ -5,6 +5,7 @@ It learns on blocks that begin at some positions of a text, after the text's own
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,10 +13,11 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config
 
 from speclab.drafts.heads.files import weights_of
-from speclab.extensions.blocks.files import read_block, write_block
+from speclab.extensions.blocks.files import read_block
 from speclab.extensions.blocks.head import BlockConfig, BlockHead, blocks
 from speclab.system.errors import UsageProblem
 from training.recipes import Reading, Recipe, distance, draw, layers_to_read, sizes_of
+from training.writing import write_head
 
 SLOTS, LAYERS = 7, 2  # tokens and layers of a block
 MARKOV_RANK = 64  # the rank of the Markov head, which is a bias by the token before
@@ -71,6 +73,24 @@ def block_loss(
         drafted = head.biased(head.logits(states[:, :, slot]), tokens.gather(1, anchors + slot))
         total = total + SLOT_DECAY**slot * distance(target.at(anchors + slot), drafted)
     return total / sum(SLOT_DECAY**slot for slot in range(head.config.longest))
+
+
+def write_block(
+    folder: Path, head: BlockHead, target: str, architectures: list[str], ids: Tensor | None = None
+) -> None:
+    """Write a head; an engine drafts its block. The rest: as `write_feature` of training/writing.py."""
+    config = head.config
+    entries = {
+        "aux_hidden_state_layer_ids": [layer + 1 for layer in config.layers],
+        "block_size": config.slots,
+        "mask_token_id": config.mask,
+        "sample_from_anchor": config.from_anchor,
+        "causal": False,
+        "markov_rank": config.markov_rank,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": False,
+    }
+    write_head(folder, head, ("dspark", "DSparkSpeculator"), entries, target, architectures, config.longest, ids)
 
 
 RECIPES = {

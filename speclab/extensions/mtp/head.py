@@ -6,15 +6,14 @@ token t + 1, and predicts token t + 2:
     x = projection(norm of the embedding, norm of the state);  state = norm(layer(x));  logits = output layer(state)
 
 Deeper positions, for which the target has computed nothing yet, get the head's own state at the position before: the
-one layer is applied again, to its state after the last norm. Embedding and output layer are the target's, with all that
-the target does to its logits. DeepSeek-V3 (arXiv 2412.19437), FastMTP (2509.18362); the layer and its weights are the
-library's (`MtpModel`).
+one layer is applied again, to its state after the last norm. Embedding and output layer are the target's. DeepSeek-V3
+(arXiv 2412.19437), FastMTP (2509.18362); the layer and its weights are the library's (`MtpModel`).
 
 What is read when is as with a feature head (speclab/drafts/feature.py): between rounds the head's cache holds the
 target's states of what is final, each with the token after it, and nothing of a rejected token or of its own chain.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -38,11 +37,9 @@ class MtpConfig(NamedTuple):
 class MtpHead(nn.Module):
     """The library's layer, and the steps of a pass. norm: the target's last norm."""
 
-    def __init__(self, model: Any, norm: nn.Module, n_layers: int, project: Callable[[Tensor], Tensor] | None = None):
-        """model: an MtpModel. n_layers: of the target. project: makes logits of last states as the target does, None
-        where that is its output layer and nothing else."""
+    def __init__(self, model: Any, norm: nn.Module, n_layers: int):
+        """model: an MtpModel. n_layers: of the target."""
         super().__init__()
-        self.project = project
         self.config = MtpConfig(model.config, (n_layers - 1,))
         self.model, self.norm = model, norm
 
@@ -72,34 +69,20 @@ class MtpHead(nn.Module):
         )
 
     def logits(self, states: Tensor) -> Tensor:
-        return self.project(states) if self.project else self.model.shared_head(states)
-
-    def rollout(
-        self, hidden: Tensor, tokens: Tensor, depth: int, starts: Tensor | None = None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Give the positions t of all chains, and the logits of token t + 2 + j, for each depth j.
-
-        hidden: (batch, n, hidden), outputs of the target's last layer. tokens: (batch, n), a known text, whose own
-        tokens a chain reads. starts: (batch, chains) positions (default: all that have a token for every depth).
-        """
-        batch, n = tokens.shape[0], tokens.shape[1] - 1 - depth
-        text = torch.arange(n, device=tokens.device)
-        cache, causal = DynamicCache(), (text <= text[:, None]).expand(batch, -1, -1)
-        states = self.run(self.fuse(hidden[:, :n]), tokens[:, 1 : n + 1], (text + 1).expand(batch, -1), cache, causal)
-        at = text.expand(batch, -1) if starts is None else starts
-        states = states.gather(1, at[..., None].expand(-1, -1, states.shape[-1]))
-        seen = text <= at[..., None]  # (batch, chains, n)
-        own = torch.eye(at.shape[1], dtype=torch.bool, device=tokens.device).expand(batch, -1, -1)
-        yield at, self.logits(states)
-        for j in range(1, depth):
-            seen = torch.cat([seen, own], dim=2)
-            states = self.run(states, tokens.gather(1, at + j + 1), at + j + 1, cache, seen)
-            yield at, self.logits(states)
+        return self.model.shared_head(states)
 
     def chains(self, hidden: Tensor, tokens: Tensor, depth: int) -> Iterator[Tensor]:
         """Return the logits by depth j, as a feature head's `chains` does: row t predicts token t + 2 + j in a round
         whose last committed token is t + 1."""
-        yield from (logits for _, logits in self.rollout(hidden, tokens, depth))
+        batch, n = tokens.shape[0], tokens.shape[1] - 1 - depth
+        text, cache = torch.arange(n, device=tokens.device), DynamicCache()
+        seen = (text <= text[:, None]).expand(batch, -1, -1)  # a chain reads the text up to its place, and itself
+        own = torch.eye(n, dtype=torch.bool, device=tokens.device).expand(batch, -1, -1)
+        states = self.fuse(hidden[:, :n])
+        for j in range(depth):
+            seen = torch.cat([seen, own], dim=2) if j else seen
+            states = self.run(states, tokens[:, 1 + j : 1 + j + n], (text + 1 + j).expand(batch, -1), cache, seen)
+            yield self.logits(states)
 
 
 class MtpDrafter(FeatureDrafter):
@@ -125,9 +108,10 @@ class MtpDrafter(FeatureDrafter):
             self._cache.crop(-n_more)
         places = torch.arange(length + tokens.shape[1], device=tokens.device)
         now = places[length:]
-        output = self.head.run(states, self._known(tokens), now[None] + 1, self._cache, (places <= now[:, None])[None])
+        tokens, seen = tokens.clamp(0, self._n_ids - 1), (places <= now[:, None])[None]
+        output = self.head.run(states, tokens, now[None] + 1, self._cache, seen)
         return output[:, -1:], self.head.logits(output[:, -1])
 
-    def in_words(self) -> str:
+    def describe(self, name: str, engine: str) -> str:
         millions = sum(weight.numel() for weight in self.head.model.layers.parameters()) / 1e6
-        return f"the target's own head for further tokens, one layer over its last state, {millions:.1f} M parameters"
+        return f"{name}: the target's own head, one layer over its last state, {millions:.1f} M parameters"

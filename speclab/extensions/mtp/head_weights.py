@@ -13,18 +13,16 @@ made for one depth, the first is read and applied again. Nothing of a checkpoint
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.modeling_layers import MtpModel
-from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import ContextManagers, cached_file
 
@@ -51,7 +49,6 @@ PARTS = {
 }
 SHARED = ("embed_tokens.", "shared_head.head.")  # the target's own
 STATE_FIRST = "model.mtp_layers."
-REACHED, TINY = 50.0, 1e-6  # the largest logit of the states that ask a target for its cap; published caps: 30 and more
 
 
 def of_head(name: str, n_layers: int) -> str | None:
@@ -134,45 +131,9 @@ def empty_model(target: PreTrainedModel, state_first: bool = False) -> Any:
     return model
 
 
-def target_logits(target: Any) -> Callable[[Tensor], Tensor] | None:
-    """Return what makes logits of last states, (..., hidden) -> (..., vocabulary), as the target does; None where its
-    output layer alone gives them.
-
-    Some families scale their logits, cap them, or cut columns off that only fill the table up. Which ones do is not
-    listed here: the target's own pass runs, with these states in the place of its layers.
-    """
-    base: Any = target.base_model
-
-    def project(states: Tensor) -> Tensor:
-        before = vars(base).get("forward")
-        rows = states.flatten(0, -2)[None]  # (1, n, hidden)
-        base.forward = lambda *arguments, **options: MoeModelOutputWithPast(last_hidden_state=rows)
-        try:
-            ids = torch.zeros(rows.shape[:2], dtype=torch.long, device=rows.device)
-            logits = target(input_ids=ids, use_cache=False).logits
-        finally:
-            del base.forward
-            if before is not None:
-                base.forward = before
-        return logits[0].unflatten(0, states.shape[:-1])
-
-    generator = torch.Generator().manual_seed(0)
-    states = torch.randn(4, target.config.get_text_config().hidden_size, generator=generator)
-    states = states.to(target.device, target.dtype)
-    with torch.no_grad():
-        largest = target.lm_head(states).abs().max().clamp(min=TINY).item()
-        states = states * (REACHED / largest)  # small logits are hardly capped: bfloat16 would round the cap away
-        said, plain = project(states), target.lm_head(states)
-    return None if said.shape == plain.shape and torch.allclose(said.to(plain), plain) else project
-
-
 def _built(target: PreTrainedModel, n_layers: int, files: dict[str, Path], found: dict[str, str]) -> MtpHead:
     """Make the head with these tensors: name in the file -> the library's."""
     tensors: dict[str, Tensor] = {}
-    if twice := sorted(tensor for tensor, own in found.items() if list(found.values()).count(own) > 1):
-        raise ValueError(f"{twice[0]} and {twice[1]} are the same weight of a head under two names")
-    if len({name.startswith(STATE_FIRST) for name in found}) > 1:
-        raise ValueError(f"some of its tensors begin with {STATE_FIRST} and others do not")
     for file in sorted({files[tensor] for tensor in found}):
         with safe_open(file, "pt") as weights:
             for tensor in (one for one in found if files[one] == file):
@@ -195,4 +156,4 @@ def _built(target: PreTrainedModel, n_layers: int, files: dict[str, Path], found
             raise ValueError(f"{wrong[0]} {why}")
     model.tie_with_main_model(target)
     norm: Any = target.get_decoder().norm
-    return MtpHead(model.eval().requires_grad_(False), norm, n_layers, target_logits(target))
+    return MtpHead(model.eval().requires_grad_(False), norm, n_layers)

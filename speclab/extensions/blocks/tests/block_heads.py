@@ -9,9 +9,8 @@ from transformers import PreTrainedModel
 from speclab.drafts.heads.files import weights_of
 from speclab.drafts.heads.parts import rotations
 from speclab.extensions.blocks.block_drafter import BlockDrafter  # noqa: F401 - other tests take it from here
-from speclab.extensions.blocks.files import write_block  # noqa: F401
 from speclab.extensions.blocks.head import BlockConfig, BlockHead
-from speclab.extensions.blocks.recipe import block_loss
+from speclab.extensions.blocks.recipe import block_loss, write_block  # noqa: F401
 from tests.heads import N_LEARNT, block, distance, learnt_texts, read
 from tests.tiny_models import tiny
 
@@ -69,9 +68,6 @@ def block_rows(head: BlockHead, hidden: Tensor, text: list[int], drafted: list[i
         queries, *_ = attention.heads(normed, of_block)
         keys, values = (torch.cat(pair, dim=2).repeat_interleave(2, dim=1) for pair in pairs)
         weights = queries @ keys.transpose(-1, -2) / config.block.head_dim**0.5
-        if config.causal:
-            slots = torch.arange(config.slots)
-            weights[..., n:] = weights[..., n:].masked_fill(slots > slots[:, None], -torch.inf)
         x = layer.finish(x, weights.softmax(-1) @ values)
     logits = head.norm(x[0, config.slots - config.longest :]) @ head.output.weight.T
     before = [text[-1], *drafted][: len(drafted)]

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from speclab.core.sampling import Sampling
+from speclab.drafts.heads.feature import target_pass
 from speclab.drafts.heads.parts import rotations
-from speclab.drafts.heads.rollout import target_pass
 from speclab.extensions.blocks.block_drafter import BlockDrafter
 from speclab.extensions.blocks.head import blocks
 from speclab.extensions.blocks.tests.block_heads import block_rows, tiny_block_head, trained_block
@@ -18,9 +18,8 @@ TRAINED = {"markov_rank": 3}  # the one that test_blocks_elsewhere.py trains, to
 SHAPES = [
     {},
     TRAINED,
-    {"markov_rank": 5, "causal": True},
     {"markov_rank": 5, "from_anchor": False},
-    {"causal": True, "from_anchor": False, "layers": 1},
+    {"from_anchor": False, "layers": 1},
 ]
 
 
@@ -114,7 +113,7 @@ def test_what_is_proposed_does_not_depend_on_the_draft_length():
 
 
 def test_buffers_grow(monkeypatch):
-    monkeypatch.setattr("speclab.drafts.heads.drafter.SPARE", 16)
+    monkeypatch.setattr("speclab.drafts.feature.SPARE", 16)
     model, head, texts = trained_block(**TRAINED)
     drafter = Kept(head)
     list(speculative_rounds(reading(model), drafter, texts[:1, :9], 3, N_NEW))

@@ -1,19 +1,18 @@
 """What holds of every draft holds of blocks: contract, laws, one wait in a round, lengths, overflows, scripts."""
 
 import functools
-from dataclasses import replace
 
 import pytest
 import torch
 
-import optimized_speculative
 from speclab import load
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
 from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.extensions.blocks.block_drafter import BlockDrafter
-from speclab.extensions.blocks.files import read_block, write_block
+from speclab.extensions.blocks.files import read_block
 from speclab.extensions.blocks.head import BlockHead
+from speclab.extensions.blocks.recipe import write_block
 from speclab.extensions.blocks.tests.block_heads import block_rows, tiny_block_head, trained_block
 from speclab.lab.bench import SPECULATIVE
 from speclab.lab.round_costs import measure_costs
@@ -25,7 +24,7 @@ from tests.heads import in_format, target_states
 from tests.recorder import graphed, stand_in
 from tests.rules import RULES
 from tests.test_filtered_laws import Case, assert_lossless, models, of_head
-from tests.tiny_models import DTYPE_ON, VOCAB, tiny
+from tests.tiny_models import DTYPE_ON, tiny
 from tests.training.test_heads import check_training, target  # noqa: F401 - a fixture
 
 
@@ -35,14 +34,6 @@ def test_the_draft_keeps_the_contract(engine, sampling):
         return BlockDrafter(in_format(trained_block(markov_rank=3)[1], model.dtype))
 
     contract.check(make, engine, sampling, layers=(0, 1))
-
-
-@pytest.mark.parametrize("sampling", contract.SAMPLINGS, ids=contract.id_of)
-def test_a_head_that_proposes_a_part_of_the_ids_keeps_the_contract(sampling):
-    ids, whole = torch.tensor([i for i in range(VOCAB) if i % 4]), trained_block()[1]
-    head = BlockHead(replace(whole.config, draft_vocab=len(ids)), whole.table, whole.output.weight[ids]).double()
-    head.load_state_dict(whole.state_dict())
-    contract.check(lambda *_: BlockDrafter(head, ids), "eager", sampling, layers=(0, 1))
 
 
 @functools.cache
@@ -107,17 +98,3 @@ def test_the_scripts_decode_with_it(pair_folder, tmp_path, monkeypatch, capsys):
     draft = f"block:{tmp_path / 'block'}"
     run = contract.check_scripts(pair_folder, tmp_path / "out", draft, "block:block", monkeypatch, capsys)
     assert run.models["block:block"].startswith("block:block: 2 layers over the target's states")
-
-
-@pytest.mark.parametrize(
-    ("kind", "code", "message"),
-    [
-        ("block:", 2, "unknown draft kind 'block:'"),
-        ("block:{draft}", 3, "speculators_model_type is None; the draft block reads dflash and dspark"),
-    ],
-)
-def test_what_is_no_head_is_one_line(pair_folder, capsys, kind, code, message):
-    words = ["--target", str(pair_folder / "target"), "--prompt", "x", "--threads", "1", "--engine", "eager"]
-    draft = kind.format(draft=pair_folder / "draft")
-    assert optimized_speculative.main([*words, "--draft", draft]) == code
-    assert message in capsys.readouterr().err.splitlines()[-1]

@@ -7,14 +7,13 @@ import torch
 
 from speclab.extensions.blocks.block_drafter import BlockDrafter
 from speclab.extensions.blocks.recipe import LAYERS, MARKOV_RANK, block_loss, fresh_block, unused_id
-from speclab.extensions.blocks.tests.block_heads import tiny_block_head, trained_block
+from speclab.extensions.blocks.tests.block_heads import trained_block
 from speclab.models import loading
 from speclab.system.errors import UsageProblem
 from tests.heads import read
 from tests.tiny_models import VOCAB, tiny
 from tests.training.test_recipes import check_score
 from training.heads import parse
-from training.steps import optimizers
 
 
 def test_a_fresh_head_shares_what_it_does_not_learn():
@@ -24,7 +23,7 @@ def test_a_fresh_head_shares_what_it_does_not_learn():
     assert head.table.data_ptr() == target.get_input_embeddings().weight.data_ptr()
     assert head.output.weight.data_ptr() == target.get_output_embeddings().weight.data_ptr()
     assert len(head.layers) == LAYERS
-    assert (head.config.mask, head.config.causal, head.config.markov_rank) == (VOCAB - 1, False, MARKOV_RANK)
+    assert (head.config.mask, head.config.markov_rank) == (VOCAB - 1, MARKOV_RANK)
     assert not head.biased(torch.zeros(VOCAB, VOCAB), torch.arange(VOCAB)).any()
     before = target.get_input_embeddings().weight.clone()
     with torch.enable_grad():
@@ -34,18 +33,6 @@ def test_a_fresh_head_shares_what_it_does_not_learn():
     idle = {name for name, _ in head.named_parameters()} - learn
     assert idle == {"markov_head.markov_w1.weight"}, "while the other factor is 0"
     assert torch.equal(before, target.get_input_embeddings().weight)
-
-
-def test_tables_by_id_are_no_matrices_for_muon():
-    head = tiny_block_head(tiny("llama", dtype=torch.float32), markov_rank=3)
-    muon, adamw = ([id(w) for g in stepper.param_groups for w in g["params"]] for stepper in optimizers(head, 1e-3))
-    names = {id(weight): name for name, weight in head.named_parameters()}
-    assert sorted(names) == sorted(muon + adamw)
-    assert {names[i].rpartition(".")[0] for i in adamw if "markov" in names[i]} == {
-        "markov_head.markov_w1",
-        "markov_head.markov_w2",
-    }
-    assert all("norm" in names[i] or "markov" in names[i] for i in adamw)
 
 
 def test_the_mask_token_is_in_no_text():

@@ -5,7 +5,6 @@ with these weights, and what the head should say is computed with it from the wh
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,7 @@ from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
-    Gemma2Config,
     Glm4MoeConfig,
-    GraniteConfig,
     Qwen2Config,
     Qwen3NextConfig,
 )
@@ -60,7 +57,6 @@ class Shape:
     names: tuple[str, ...] = APPENDED
     layer: str = LAST
     state_first: bool = False
-    logits: Callable[[Tensor], Tensor] = lambda logits: logits
 
     def config(self, n_layers: int) -> Any:
         entries = {**BASE, "num_hidden_layers": n_layers, **self.more}
@@ -70,7 +66,6 @@ class Shape:
 
 
 OF_NEXT = {"shared_expert_intermediate_size": 16, "num_experts": 4, "head_dim": 8, "layer_types": KINDS}
-CAPPED = {"final_logit_softcapping": 2.0, "head_dim": 8, "layer_types": ["full_attention"] * 3}
 SHAPES = {
     "glm": Shape(Glm4MoeConfig, {**ROUTED, "topk_group": 1, "head_dim": 8}),
     "deepseek": Shape(DeepseekV3Config, {**ROUTED, **LATENT, "topk_group": 1, "num_key_value_heads": 4}),
@@ -82,11 +77,6 @@ SHAPES = {
         "model.mtp_layers.0.",
         state_first=True,
     ),
-    # No checkpoint of these two is known to have such a head. They scale their logits, or cap them.
-    "granite": Shape(
-        GraniteConfig, {"logits_scaling": 4.0, "embedding_multiplier": 2.0}, logits=lambda logits: logits / 4.0
-    ),
-    "gemma2": Shape(Gemma2Config, CAPPED, logits=lambda logits: 2.0 * torch.tanh(logits / 2.0)),
 }
 
 
@@ -127,7 +117,7 @@ class Checkpoint:
         states, ids, rows = self.whole.model.norm(self.target_states(text[:-1])), list(text), []
         for token in drafted:
             state = self.last(ids, states)
-            rows.append(self.shape.logits(state @ self.whole.lm_head.weight.T))
+            rows.append(state @ self.whole.lm_head.weight.T)
             ids.append(token)
             states = torch.cat([states, state[None]])
         return torch.stack(rows)
