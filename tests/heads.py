@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 
-from speclab.drafts.heads.feature import FeatureHead, HeadConfig
+from speclab.drafts.heads.feature import FeatureHead, HeadConfig, rollout, target_pass
 from speclab.drafts.heads.parts import rotations
-from speclab.drafts.heads.rollout import rollout, target_pass
 from speclab.models.cached import CachedModel
 from tests.decoding import plain_text
 from tests.tiny_models import VOCAB, tiny

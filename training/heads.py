@@ -37,9 +37,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
 
 from speclab.cli import parsing
-from speclab.drafts.heads.feature import FeatureHead, HeadConfig
-from speclab.drafts.heads.files import SavedHead, read_head, weights_of, write_head
-from speclab.drafts.heads.rollout import rollout
+from speclab.drafts.heads.feature import FeatureHead, HeadConfig, rollout
+from speclab.drafts.heads.files import SavedHead, read_head, weights_of
 from speclab.models import loading
 from speclab.models.family import check_family, family_of
 from speclab.records import files
@@ -53,6 +52,7 @@ from training.recipes import DEPTH, Reading, Recipe, chain_loss, draw, layers_to
 from training.scoring import Known, greedy_texts, known, score
 from training.steps import TrainingFacts, at_once, train
 from training.texts import PLAIN, PLAIN_OF_CHATS, ROWS, batch, encode, frequent_ids, packed, written
+from training.writing import write_feature
 
 OF_TABLES = 0.5  # the rate of embeddings, norms and output layers, as a share of --rate
 FEW_TOKENS = 2048  # of a step
@@ -109,7 +109,7 @@ KINDS: dict[str, Recipe] = {
         help="one layer that reads the target's states (EAGLE-3)",
         fresh=fresh_feature,
         loss=rollout_loss,
-        write=functools.partial(write_head, k=DEPTH),
+        write=functools.partial(write_feature, k=DEPTH),
         trained=lambda target, args: read_head(args.init, target),
         chains=1 / 3,
         narrows=True,

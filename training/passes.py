@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from speclab.drafts.heads.rollout import target_pass
+from speclab.drafts.heads.feature import target_pass
 from speclab.models.memory import free_memory
 from training.recipes import Likely, likely
 from training.steps import at_once

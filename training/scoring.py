@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from speclab.drafts.heads.rollout import target_pass
+from speclab.drafts.heads.feature import target_pass
 from speclab.models import prompts
 from training.texts import GREEDY, written_after
 

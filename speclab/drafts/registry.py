@@ -8,6 +8,7 @@ from its register.py.
 import difflib
 import os
 import pkgutil
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,6 @@ from speclab.core.drafter import Drafter, Lookup
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.files import read_head
 from speclab.drafts.hybrid import HybridDrafter
-from speclab.drafts.oracle import GREEDY_ONLY, Dial
 from speclab.models import loading
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.family import check_family
@@ -41,7 +41,6 @@ class Choice:
     text: str  # what was typed
     name: str  # what tables and records call it, never an absolute path
     build: Callable[[Setup, int], Drafter]  # from a checked target and the seed of a run
-    parts: tuple["Choice", ...] = ()  # the choices that it is made of, whose limits it has, too
     is_lookup: bool = False  # it copies from the text, so that a hybrid can have it in front of a model
     is_model: bool = False  # it is a draft model with the target's ids, and nothing else
     branches: bool = False  # its drafts have several tokens for one place
@@ -50,12 +49,6 @@ class Choice:
     any_family: bool = True  # it works with a target of any family; else it needs a decoder-only one
     no_auto: str | None = None  # why `-k auto` cannot choose its lengths, a part of a sentence
     only_greedy: str | None = None  # why it needs temperature 0
-
-    def __post_init__(self) -> None:
-        for part in self.parts:
-            object.__setattr__(self, "any_family", self.any_family and part.any_family)
-            for name in ("no_auto", "only_greedy"):
-                object.__setattr__(self, name, getattr(self, name) or getattr(part, name))
 
     def check_greedy(self, greedy: bool) -> None:
         if self.only_greedy and not greedy:
@@ -82,19 +75,12 @@ class Kind(NamedTuple):
     help: str
     is_lookup: bool = False
 
-    @property
-    def name(self) -> str:
-        return self.usage.partition(":")[0].partition("[")[0]
 
-
-_KINDS: dict[str, Kind] = {}
+_KINDS: dict[str, Kind] = {}  # by name
 
 
 def add(usage: str, read: Callable[[str, str], Choice], help: str, is_lookup: bool = False) -> None:
-    kind = Kind(usage, read, help, is_lookup)
-    if kind.name in _KINDS:
-        raise ValueError(f"two kinds of draft are named {kind.name}")
-    _KINDS[kind.name] = kind
+    _KINDS[re.split(r"[:\[]", usage)[0]] = Kind(usage, read, help, is_lookup)
 
 
 def add_lookup(name: str, make_lookup: Callable[..., Lookup] | str, help: str) -> None:
@@ -141,8 +127,6 @@ def read(text: str) -> Choice:
     if sizes.is_lab_size(text):
         sizes.millions_of(text)
     elif not os.path.exists(text):
-        if "," in text:
-            raise UsageProblem(f"{text}: this takes one draft; compare.py takes several")
         near = difflib.get_close_matches(name.strip().lower(), kinds(), 1, 0.7)
         if colon or not text.strip() or (near and "/" not in text):
             meant = f"; did you mean {kinds()[near[0]].usage}?" if near else ""
@@ -164,11 +148,6 @@ def check_chains(who: str, choices: Iterable[Choice]) -> None:
     """Raise UsageProblem where a draft has branches. who: what knows chains only."""
     if branching := next((choice.text for choice in choices if choice.branches), None):
         raise UsageProblem(f"{who} knows chains only, and {branching} has branches; leave it out")
-
-
-def make_all(choices: Iterable[Choice], setup: Setup, seed: int) -> dict[str, Drafter]:
-    """Return drafters by the name that tables and records give them."""
-    return {choice.name: choice.make(setup, seed) for choice in choices}
 
 
 def make(text: str, setup: Setup, seed: int = 0) -> Drafter:
@@ -196,10 +175,6 @@ def model_choice(text: str, place: str | None = None) -> Choice:
         return ModelDrafter(setup.load_draft(place or text))
 
     return Choice(text, loading.short_name(text), build, is_model=True, can_branch=True, in_hybrid=True)
-
-
-def read_model(argument: str, text: str) -> Choice:
-    return model_choice(text, loading.LAB_DRAFT)
 
 
 def head_choice(
@@ -246,31 +221,20 @@ def read_feature(argument: str, text: str) -> Choice:
 def read_hybrid(argument: str, text: str) -> Choice:
     """Read LOOKUP+MODEL."""
     first, _, second = (argument or USUAL_HYBRID).partition("+")
-    parts: Any = (read(first), read(second)) if first in lookups() and second else ()
-    if not parts or not parts[1].in_hybrid:
+    found = read(second) if first in lookups() and second else None
+    if not found or not found.in_hybrid:
         known, usual = " or ".join(lookups()), f"hybrid:{USUAL_HYBRID}"
         raise UsageProblem(f"{text}: give a lookup ({known}) and a draft with a model, for example {usual}")
-    name = f"hybrid:{parts[0].name}+{parts[1].name}" if argument else text
-    return Choice(text, name, lambda *at: HybridDrafter(parts[0].make(*at), parts[1].make(*at)), parts)
+
+    def build(setup: Setup, seed: int) -> Drafter:
+        lookup: Any = make(first, setup)
+        return HybridDrafter(lookup, found.make(setup, seed))
+
+    return Choice(text, f"hybrid:{first}+{found.name}" if argument else text, build, any_family=found.any_family)
 
 
-def read_dial(argument: str, text: str) -> Choice:
-    """Read A:MODEL or A:free, or A alone, which means the lab's draft model."""
-    number, _, cost = argument.partition(":")
-    try:
-        accuracy = Dial(float(number)).accuracy
-    except ValueError:
-        raise UsageProblem(f"{text}: give the dial a number from 0 to 1, for example dial:0.8") from None
-    model = None if cost == "free" else read(cost or "model")
-    if model and not model.is_model:
-        raise UsageProblem(f"{text}: give the model whose cost the dial takes, for example dial:0.8:model")
-    return Choice(
-        text,
-        f"dial:{number}" + (f":{loading.short_name(cost)}" if cost else ""),
-        lambda setup, seed: Dial(accuracy, model and model.make(setup, seed), seed),
-        no_auto=f"it chooses by what was accepted, and {text} replays the text",
-        only_greedy=GREEDY_ONLY,
-    )
+def read_model(argument: str, text: str) -> Choice:
+    return model_choice(text, loading.LAB_DRAFT)
 
 
 add("model", read_model, "the lab's own draft model, a tenth of the target's size, trained")
@@ -278,4 +242,3 @@ add_lookup("ngram", "draft_models:NgramDrafter", "prompt lookup: what followed t
 add_lookup("suffix", "speclab.drafts.suffix:SuffixDrafter", "what followed the longest earlier match most often")
 add("feature[:HEAD]", read_feature, "a head that reads the target's hidden states (EAGLE-3), trained")
 add("hybrid[:LOOKUP+MODEL]", read_hybrid, "a lookup where it pays more, elsewhere a model, usually feature")
-add("dial:A[:MODEL|:free]", read_dial, "an instrument: the target's text, each token right with probability A")

@@ -8,9 +8,8 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
-from speclab.drafts.oracle import Dial
 from speclab.drafts.suffix import SuffixDrafter
-from tests.contract import ENGINES, GREEDY, check, id_of, ways_of
+from tests.contract import check, id_of, ways_of
 from tests.heads import in_format, trained
 from tests.tiny_models import perturbed
 
@@ -45,20 +44,9 @@ DRAFTS = {
     "hybrid": lambda model, on_engine: HybridDrafter(NgramDrafter(2, 1), model_draft(model, on_engine)),
     "feature": feature,
 }
-DIALS = {
-    "dial": lambda model, on_engine: Dial(0.6, model_draft(model, on_engine)),
-    "dial without a model": lambda model, on_engine: Dial(0.6),
-}
 
 
 @pytest.mark.parametrize(("kind", "engine", "sampling"), ways_of(DRAFTS, eager=("ngram", "suffix")), ids=id_of)
 def test_a_draft_keeps_the_contract(kind, engine, sampling):
     layers = (0, 1) if kind == "feature" else ()
     check(DRAFTS[kind], engine, sampling, layers=layers, of_text=kind not in ("auto", "hybrid"))
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("kind", DIALS)
-def test_a_dial_keeps_the_contract(kind, engine):
-    """It decodes greedily alone."""
-    check(DIALS[kind], engine, GREEDY, of_text=False)

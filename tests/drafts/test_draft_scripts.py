@@ -5,10 +5,10 @@ import pytest
 import compare
 import optimized_speculative
 from speclab import load
-from speclab.drafts.heads.files import write_head
 from speclab.models import loading, prompts
 from speclab.records.files import ComparisonRun, read
 from tests.heads import tiny_head
+from training.writing import write_feature
 
 TINY = ["--max-new-tokens", "24", "--threads", "1", "--engine", "eager"]
 
@@ -19,7 +19,7 @@ def head(pair_folder, tmp_path):
     target = load(str(pair_folder / "target"), str(pair_folder / "draft"), engine="eager").setup.target.model
     width, vocab = target.config.hidden_size, target.config.vocab_size
     made = tiny_head(hidden=width, vocab=vocab, target_hidden=width).float()
-    write_head(tmp_path / "feature", made, "tiny", ["LlamaForCausalLM"], 4)
+    write_feature(tmp_path / "feature", made, "tiny", ["LlamaForCausalLM"], 4)
     return f"feature:{tmp_path / 'feature'}"
 
 
@@ -68,8 +68,6 @@ def test_a_comparison_proves_forecasts_and_names_them_beside_fixed_lengths(
 @pytest.mark.parametrize(
     ("script", "words", "code", "message"),
     [
-        (compare, "--draft dial:0.8:free -k auto", 2, "and dial:0.8:free replays the text; give -k a number"),
-        (optimized_speculative, "--draft dial:0.8:free -k auto", 2, "replays the text; give -k a number"),
         *((compare, f"-k {value}", 2, "-k") for value in ("autos", "2,auto,x", "auto,-1", "''")),
         (optimized_speculative, "--draft feature:./nowhere", 3, "nowhere"),
         (optimized_speculative, "--draft feature:", 2, "unknown draft kind 'feature:'"),

@@ -1,17 +1,13 @@
 """The drafters on their own and in the loop: what they propose, and what that costs."""
 
 import pytest
-import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draft_models import ModelDrafter, NgramDrafter
-from speclab.core.rounds import Round, tokens_of
 from speclab.core.sampling import Sampling
-from speclab.drafts.oracle import Dial
 from speclab.models.cached import CachedModel, distributions
-from speclab.system.errors import UsageProblem
 from tests.decoding import plain_text, speculative_rounds
 from tests.tiny_models import VOCAB, perturbed, tiny
 
@@ -87,10 +83,6 @@ def target():
     return CachedModel(tiny("llama"))
 
 
-def rounds_of(target, drafter, k: int, limit: int, sampling: Sampling = Sampling()) -> list[Round]:
-    return list(speculative_rounds(target, drafter, PROMPT, k, limit, sampling))
-
-
 def test_model_drafter_with_k_0(target):
     """Nothing is proposed and nothing is run, also where a sampled draft would carry probabilities."""
     draft = CachedModel(perturbed(target.model, 0.1))
@@ -101,80 +93,6 @@ def test_model_drafter_with_k_0(target):
         made = drafter.propose(0, NO_CHANCES)
         assert (made.tokens.shape, made.tokens.dtype, made.size.tolist()) == ((1, 0), torch.long, [0])
         assert (draft.n_passes, draft.length) == (1, PROMPT.shape[1]), "the prompt's pass alone"
-
-
-# --- The dial --------------------------------------------------------------------------------------------------------
-
-
-def dialed(target: CachedModel, accuracy: float, k: int, limit: int, seed: int = 0) -> tuple[Dial, list[Round]]:
-    """Decode with a dial over a draft model that knows nothing."""
-    dial = Dial(accuracy, ModelDrafter(CachedModel(tiny("llama", seed=50))), seed)
-    dial.take_text(plain_text(target, PROMPT, limit))
-    return dial, rounds_of(target, dial, k, limit)
-
-
-def test_dial_at_1_is_always_right_and_at_0_always_wrong(target):
-    assert [len(r.tokens) for r in dialed(target, 1.0, 4, 31)[1]] == [1] + [5] * 6
-    _, rounds = dialed(target, 0.0, 4, 20)
-    assert [len(r.tokens) for r in rounds] == [1] * 20
-    assert [r.n_rejected for r in rounds[1:-1]] == [1] * 18, "the last round has no room for a draft"
-
-
-def test_dial_acceptance_rate(target):
-    """The first 350 tested proposals are right as often as 350 throws of a coin that shows heads with 0.6: tests of a
-    round go on until the first wrong one, so these are independent throws. False alarm below 1e-6."""
-    dial, text = Dial(0.6, seed=1), plain_text(target, PROMPT, 480)
-    dial.take_text(text)
-    rounds = rounds_of(target, dial, 4, 480)
-    assert tokens_of(rounds) == text
-    outcomes = [outcome for r in rounds for outcome in [1] * r.n_accepted + [0] * r.n_rejected][:350]
-    law = scipy.stats.binom(len(outcomes), 0.6)
-    assert len(outcomes) == 350
-    assert law.ppf(5e-7) <= sum(outcomes) <= law.isf(5e-7)
-
-
-def test_dial_is_repeatable_and_its_seed_matters(target):
-    """Runs are compared pair by pair: the same seed throws the same dice, also for a second prompt and without a
-    model."""
-    dial, rounds = dialed(target, 0.5, 4, 30)
-    assert dialed(target, 0.5, 4, 30)[1] == rounds == rounds_of(target, dial, 4, 30)
-    assert dialed(target, 0.5, 4, 30, seed=1)[1] != rounds
-    free = Dial(0.5)
-    free.take_text(plain_text(target, PROMPT, 30))
-    assert rounds_of(target, free, 4, 30) == rounds
-
-
-def test_dial_refuses_what_is_no_probability_and_sampling(target):
-    """A slip such as dial:80 must not be read as certainty; and it replays the greedy text."""
-    for accuracy in (-0.1, 1.1, float("nan")):
-        with pytest.raises(ValueError, match="0 … 1"):
-            Dial(accuracy)
-    with pytest.raises(UsageProblem, match="--temperature 0"):
-        rounds_of(target, Dial(0.5), 3, 5, Sampling(temperature=0.7))
-
-
-def test_dial_costs_what_a_draft_model_costs(target):
-    """An instrument for acceptance at a fixed drafting cost: one real pass per drafted token, and the prompt's."""
-    for accuracy in (0.0, 0.6, 1.0):
-        dial, rounds = dialed(target, accuracy, 4, 20)
-        [draft] = dial.models
-        assert draft.n_passes == 1 + sum(r.n_drafted for r in rounds)
-        missing = 0  # committed tokens, the last apart, that the draft was not fed
-        for r in rounds[1:]:
-            missing = int(r.n_accepted == r.n_drafted) if r.n_drafted else missing + 1
-        assert draft.length == PROMPT.shape[1] + 20 - 1 - missing, "its cache follows the real text"
-
-
-def test_dial_beyond_its_reference(target):
-    """Behind the reference the draft model itself drafts, and a dial without one has nothing to say."""
-    text, kinds = plain_text(target, PROMPT, 20), (Dial(0.0, ModelDrafter(CachedModel(target.model))), Dial(0.0))
-    for dial in kinds:
-        dial.take_text(text[:10])
-        rounds = rounds_of(target, dial, 3, 20)
-        assert tokens_of(rounds) == text
-        assert [r.n_accepted for r in rounds[:10]] == [0] * 10
-        assert (sum(r.n_accepted for r in rounds[10:]) > 0) == bool(dial.models)
-        assert (rounds[-2].n_drafted > 0) == bool(dial.models)
 
 
 # --- A draft model that knows less than the target ------------------------------------------------------------------

@@ -133,20 +133,6 @@ def test_the_better_promise_drafts(costs, model, match, k, fixed, on_auto):
         assert hybrid._choose(k, k) == chosen
 
 
-@pytest.mark.parametrize(("rate", "best"), [(0.3, 2), (0.5, 3), (0.6, 4), (0.7, 4), (0.99, 8)])
-def test_on_auto_a_lookup_is_drafted_as_far_as_it_pays(rate, best):
-    """(1 + expected tokens) / seconds is highest there; with a length that is given all of it is drafted."""
-    values = [sum(rate**i for i in range(m + 1)) / REST[m] for m in range(1, 9)]
-    assert values.index(max(values)) + 1 == best
-    for auto in (True, False):
-        hybrid = hybrid_of(RoundCosts(DEAR.draft, REST), auto=auto, prompt=PROMPT[:, :9].repeat(1, 3))
-        hybrid.observe(0, [PROMPT[0, 0].item()])
-        guess(hybrid, match=rate)
-        draft = hybrid.propose(8, torch.zeros(1, 8))
-        assert hybrid._looked_up
-        assert draft.tokens[0].tolist() == PROMPT[0, 1 : 1 + (best if auto else 8)].tolist()
-
-
 @pytest.mark.parametrize("auto", [False, True])
 def test_a_model_without_room_promises_nothing(auto):
     """Where its context is full it drafts no more, and a doubtful match is better than none."""

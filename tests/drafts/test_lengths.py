@@ -15,7 +15,6 @@ from speclab.core.sampling import Sampling
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import (
-    EDGES,
     LONGEST,
     PAUSE,
     WEIGHT,
@@ -166,12 +165,6 @@ def test_what_was_accepted_is_kept_by_copies_and_by_the_next_text():
         decoded(one)
         seen.append(auto.seen[0.0].depths[0].tested)
     assert seen == sorted(set(seen))
-
-
-def test_every_probability_has_a_range():
-    seen = Acceptance()
-    for probability in (0.0, 0.2, 0.5, 0.999, 1.0):
-        assert seen.ranges.index(seen.given(probability)) == sum(probability >= edge for edge in EDGES)
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from speclab.drafts.heads.rollout import target_pass
+from speclab.drafts.heads.feature import target_pass
 from tests.tiny_models import VOCAB, tiny
 from training import passes, steps
 from training.passes import Passes

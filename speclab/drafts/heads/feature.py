@@ -14,10 +14,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation
-from speclab.drafts.heads.rollout import rollout
+from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation, appended, rotations
+from speclab.engines.eager import layer_outputs
 from speclab.engines.parts import ACTIVATIONS, Parts, layer_parts, pair, rotary_of
 
 
@@ -99,11 +100,8 @@ class FeatureHead(nn.Module):
         keys, values: (rows, key heads, head size) each; the pass writes m rows from `length` on, and reads all up to
         them.
         """
-        end = length + tokens.shape[1]
-        residual, queries, *written = self.project(states, tokens, rotation)
-        for rows, of_states in zip((keys, values), written, strict=True):
-            rows[length:end] = of_states[0].transpose(0, 1)
-        all_keys, all_values = (rows[:end].transpose(0, 1)[None] for rows in (keys, values))
+        residual, queries, *own = self.project(states, tokens, rotation)
+        all_keys, all_values = appended((keys, values), own, length)
         shared = queries.shape[1] != keys.shape[1]
         attended = scaled_dot_product_attention(queries[:, :, -1:], all_keys, all_values, enable_gqa=shared)
         output = self.finish(residual[:, -1:], attended)
@@ -116,6 +114,66 @@ class FeatureHead(nn.Module):
         hidden: (batch, n, layers * target_hidden). tokens: (batch, n), a known text.
         """
         yield from (logits for _, logits in rollout(self, hidden, tokens, depth))
+
+
+@torch.no_grad()
+def target_pass(target: PreTrainedModel, rows: Tensor, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Run the target over (batch, n) ids -> the layers' outputs side by side (batch, n, layers * hidden), logits
+    (batch, n, vocab)."""
+    with layer_outputs(target, layers) as hidden:
+        logits = target(input_ids=rows, use_cache=False).logits
+    return torch.cat([hidden[layer] for layer in layers], dim=-1), logits
+
+
+def rollout(
+    head: FeatureHead, hidden: Tensor, tokens: Tensor, depth: int, starts: Tensor | None = None
+) -> list[tuple[Tensor, Tensor]]:
+    """Find out what a head would propose after every position of a known text (teacher forcing): it is trained on this,
+    and its acceptance is forecast from it.  -> by depth j the positions t of the chains, and logits of token t + 2 + j
+
+    hidden: (batch, n, layers * target_hidden). tokens: (batch, n); a chain reads the text's own tokens, not what the
+    head would have drawn. starts: (batch, chains) positions from which chains go (default: all that have a token for
+    every depth).
+    """
+    n, n_rows = tokens.shape[1] - 1 - depth, tokens.shape[0]  # positions that have a token for every depth
+    states, block = head.fuse(hidden[:, :n]), head.config.block
+    cos, sin = (part[0] for part in rotations(block, torch.arange(n + depth, device=tokens.device)))
+    residual, queries, *pair = head.project(states, tokens[:, 1 : n + 1], (cos[None, :n], sin[None, :n]))
+    first_keys, first_values = (_for_queries(part, queries) for part in pair)
+    attended = scaled_dot_product_attention(queries, first_keys, first_values, is_causal=True)
+    states = head.finish(residual, attended)
+    text = torch.arange(n, device=tokens.device)
+    if starts is None:
+        positions = text.expand(n_rows, n)
+    else:
+        positions = starts
+        states = states.gather(1, starts[..., None].expand(-1, -1, states.shape[-1]))
+    outputs = [(positions, head.logits(states))]
+    visible = (text <= positions[..., None]).unsqueeze(1)  # (batch, 1, chains, n) what a chain sees of the text
+    mask = torch.zeros_like(visible, dtype=queries.dtype).masked_fill(~visible, float("-inf"))
+    precise = torch.promote_types(queries.dtype, torch.float32)
+    keys, values = [], []  # of the chains' own positions
+    for step in range(1, depth):
+        rotation = cos[positions + step], sin[positions + step]
+        residual, queries, *pair = head.project(states, tokens.gather(1, positions + step + 1), rotation)
+        key, value = (_for_queries(part, queries) for part in pair)
+        keys.append(key)
+        values.append(value)
+        scale = block.head_dim**-0.5
+        text_scores = queries @ first_keys.transpose(-1, -2) * scale + mask  # (batch, heads, chains, n)
+        chain_scores = [(queries * key).sum(-1, keepdim=True) * scale for key in keys]
+        weights = torch.cat([text_scores, *chain_scores], dim=-1).softmax(-1, dtype=precise).to(value.dtype)
+        attended = weights[..., :n] @ first_values
+        for i, value in enumerate(values):
+            attended = attended + weights[..., n + i : n + i + 1] * value
+        states = head.finish(residual, attended)
+        outputs.append((positions, head.logits(states)))
+    return outputs
+
+
+def _for_queries(part: Tensor, queries: Tensor) -> Tensor:
+    """Repeat keys or values, (batch, key heads, n, size), for each query head."""
+    return part.repeat_interleave(queries.shape[1] // part.shape[1], dim=1)
 
 
 def parts_of_head(head: FeatureHead) -> Parts:

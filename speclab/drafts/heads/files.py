@@ -1,4 +1,4 @@
-"""Heads in folders and on the hub, in the `speculators` checkpoint format that serving engines load.
+"""Reads heads from folders and the hub, in the `speculators` checkpoint format that serving engines load.
 
 config.json says what a head is and which of the target's layers it reads (counted from 1 there: the output of layer i
 is state i + 1); model.safetensors holds its weights. `d2t` is there where the head proposes fewer ids than the target
@@ -11,12 +11,12 @@ the config asks for before a number is read.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 from transformers.utils import cached_file
@@ -26,21 +26,21 @@ from speclab.drafts.heads.parts import rotations
 from speclab.engines.eager import decoder_layers
 from speclab.models import loading
 from speclab.system.errors import UsageProblem
-from speclab.system.files import read_bytes, write_whole
+from speclab.system.files import read_bytes
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 BLOCKS: dict[str, Any] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 TO_TARGET = "d2t"  # the table from the head's ids to the target's
-MOST_LAYERS, LARGEST_HEAD = 64, 1024  # numbers of a head
+MOST_LAYERS, LARGEST_HEAD = 64, 1024  # numbers of a head of attention
 LARGEST_CONFIG = 2**20  # bytes
 UNUSED = ("t2d", "verifier_", "confidence_head.")  # the last are weights of training, and of rules for stopping
 CORRECT = f"correct its {CONFIG}, or give another head"
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # the same for a position, however long the text is
-# Each of these changes what a head computes, unless it has a neutral value. The lab computes none of them.
-CHANGES = ["logit_scale", "embedding_scale", "final_logit_softcapping", "attn_logit_softcapping", "quantization_config"]
-NEUTRAL: tuple[Any, ...] = (None, 1, {})
+ROPE_TYPES = (None, "default", "linear", "llama3", "yarn")  # the same for a position, however long the text is
+# Each of these changes what a head computes, unless it is not there, 1 or empty. The lab computes none of them.
+CHANGES = ["logit_scale", "embedding_scale", "final_logit_softcapping", "attn_logit_softcapping"]
+CHANGES += ["quantization_config", "partial_rotary_factor"]
 
 
 class SavedHead(NamedTuple):
@@ -62,15 +62,7 @@ def read_head(name: str, target: PreTrainedModel, own_width: int | None = None) 
     if own_width is not None and (config.norm_before_fc or config.fc_norm):
         raise UsageProblem(f"{draft}: a padded target is read only by a head like the lab's own; give feature")
     check_width(draft, config.target_hidden, own_width or width)
-
-    def built() -> SavedHead:
-        with torch.device("meta"):
-            head = FeatureHead(config)
-        tensors, ids = read_tensors(weights, head, target, config)
-        head.load_state_dict(tensors, assign=True)
-        return SavedHead(head.eval().requires_grad_(False), ids)
-
-    saved = loading.loaded(name, "its weights", built)
+    saved = read_weights(name, weights, lambda: FeatureHead(config), target)
     if own_width is not None:
         # The first dimensions of a padded target's states are those that the head was trained on, the others are 0.
         fc = saved.head.fc.weight.unflatten(1, (len(config.layers), own_width))  # (hidden, layers, own width)
@@ -83,18 +75,15 @@ def feature_config(found: dict[str, Any], n_layers: int) -> HeadConfig:
     """Return what config.json says of a feature head. Raises ValueError where it is none. n_layers: the target's."""
     check_format(found, "feature", ("eagle3",))
     block = decoder_of(found, "llama")
-    flags = {flag: entry(found, flag, bool, False) for flag in FLAGS}
     if block.num_hidden_layers != 1 or "sliding_attention" in (getattr(block, "layer_types", None) or ()):
         raise ValueError("its decoder is not one layer of llama or qwen3 that attends to the whole text")
-    if flags["norm_before_fc"] and flags["fc_norm"]:
-        raise ValueError("norm_before_fc and fc_norm are both true, and the format knows no head with both")
     usual = [2, n_layers // 2, n_layers - 3]
     return HeadConfig(
         block=block,
         layers=layers_of(entry(found, "eagle_aux_hidden_state_layer_ids", list, usual), n_layers),
         target_hidden=entry(found, "target_hidden_size", int, block.hidden_size),
         draft_vocab=entry(found, "draft_vocab_size", int),
-        **flags,
+        **{flag: entry(found, flag, bool, False) for flag in FLAGS},
     )
 
 
@@ -137,21 +126,18 @@ def decoder_of(found: dict[str, Any], usual: str) -> Any:
     """Return the library's config of the decoder that config.json describes. usual: its model_type where that is not
     said. Raises an error where the lab does not compute what it says."""
     said = entry(found, "transformer_layer_config", dict)
-    turns = [entry(said, name, dict, {}) for name in ("rope_parameters", "rope_scaling")]
+    kind = said.get("model_type") or usual
+    turns = [said.get(name) or {} for name in ("rope_parameters", "rope_scaling")]
     for part in (found, said, *turns):
-        if changed := [name for name in (*CHANGES, "partial_rotary_factor") if part.get(name) not in NEUTRAL]:
+        if changed := [name for name in CHANGES if part.get(name) not in (None, 1, {})]:
             raise ValueError(f"{changed[0]} is {part[changed[0]]!r:.60}, which the lab does not compute; leave it out")
-    kinds = [("rope_type", turn.get("rope_type", turn.get("type", "default")), ROPE_TYPES) for turn in turns]
-    for name, value, known in (*kinds, ("model_type", said.get("model_type") or usual, tuple(BLOCKS))):
-        if value not in known:
-            raise ValueError(f"{name} is {value!r:.60}; the lab reads {', '.join(known)}")
+    if kind not in BLOCKS or any(turn.get("rope_type", turn.get("type")) not in ROPE_TYPES for turn in turns):
+        raise ValueError(f"its model_type {kind!r:.60} or a rope_type is none that the lab computes")
     if (n := entry(said, "num_hidden_layers", int, 1)) > MOST_LAYERS:
         raise ValueError(f"num_hidden_layers is {n}; the lab reads at most {MOST_LAYERS}")
-    block = BLOCKS[said.get("model_type") or usual].from_dict(said)
-    heads, of_keys = block.num_attention_heads, block.num_key_value_heads or block.num_attention_heads
-    size = getattr(block, "head_dim", None) or block.hidden_size // max(heads, 1)
-    if not 0 < size <= LARGEST_HEAD or of_keys < 1 or heads % of_keys:
-        raise ValueError(f"{heads} heads of {size} numbers with {of_keys} of keys are none that the lab computes")
+    block = BLOCKS[kind].from_dict(said)
+    if block.num_attention_heads % block.num_key_value_heads or not 0 < block.head_dim <= LARGEST_HEAD:
+        raise ValueError("the number or the size of its heads of attention is none that the lab computes")
     rotations(block, torch.arange(2.0))  # entries that are missing are found here
     return block
 
@@ -179,43 +165,47 @@ def weights_of(target: PreTrainedModel) -> tuple[Tensor, Tensor]:
     return modules[0].weight.detach(), modules[1].weight.detach()
 
 
-def read_tensors(
-    path: Path,
-    head: torch.nn.Module,
-    target: PreTrainedModel,
-    config: Any = None,
-    more: Any = None,
-    unused: tuple[str, ...] = UNUSED,
-) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Return the weights of a head for this target, and the target's id of each of its ids, None where they are the
-    same. Raises ValueError for shapes that are not wanted, and for weights that are not finite.
+def read_weights(
+    name: str, path: Path, make: Callable[[], Any], target: PreTrainedModel, unused: tuple[str, ...] = UNUSED
+) -> SavedHead:
+    """Return the head that `make` makes without numbers, with those of this file. unused: how the names of weights
+    begin that are passed over. Raises EnvironmentProblem for names and shapes that are not those of the head, and for
+    weights that are not finite."""
 
-    config: of a head that proposes ids of its own; its embedding and output layer are the target's where they are not
-    in the file. more: shapes beside those of the head. unused: how the names begin that are passed over.
-    """
-    lent, ids, output = dict[str, Tensor](), None, torch.empty(0)
-    asked = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()} | (more or {})
+    def built() -> SavedHead:
+        with torch.device("meta"):
+            head = make()
+        tensors, ids = _read_tensors(path, head, target, unused)
+        head.load_state_dict(tensors, assign=True)
+        return SavedHead(head.eval().requires_grad_(False), ids)
+
+    return loading.loaded(name, "its weights", built)
+
+
+def _read_tensors(
+    path: Path, head: Any, target: PreTrainedModel, unused: tuple[str, ...]
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Return the weights of a head, and the target's id of each of its ids, None where they are the same."""
+    asked = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+    n, vocab, (table, output) = head.config.draft_vocab, head.config.block.vocab_size, weights_of(target)
     with safe_open(path, "pt") as file:
         names = [name for name in file.keys() if not name.startswith(unused)]  # noqa: SIM118
         there = {name: tuple(file.get_slice(name).get_shape()) for name in names}
-        if config is not None:
-            n, vocab, (table, output) = config.draft_vocab, config.block.vocab_size, weights_of(target)
-            own = {EMBEDDING: table, HEAD: output[:n]}  # which rows is decided when the table of ids is read
-            lent = {name: tensor for name, tensor in own.items() if name in asked and name not in there}
-            there |= {name: tuple(tensor.shape) for name, tensor in lent.items()}
-            asked |= {TO_TARGET: (n,)} if TO_TARGET in there else {}
+        lent = {EMBEDDING: table, HEAD: output[:n]}  # which rows is decided when the table of ids is read
+        own = {name: tensor for name, tensor in lent.items() if name in asked and name not in there}
+        there |= {name: tuple(tensor.shape) for name, tensor in own.items()}
+        if TO_TARGET in there or n != vocab:
+            asked[TO_TARGET] = (n,)
         for name in sorted(asked.keys() | there.keys()):
             wanted, found = asked.get(name, "no such weight"), there.get(name, "missing")
             if found != wanted:
                 raise ValueError(f"{name} is {found}; its {CONFIG} asks for {wanted}")
-        tensors = lent | {name: file.get_tensor(name) for name in names}
-    if config is not None and (TO_TARGET in tensors or n != vocab):
-        if TO_TARGET not in tensors:
-            raise ValueError(f"it proposes {n} of {vocab} ids and has no d2t table")
+        tensors, ids = own | {name: file.get_tensor(name) for name in names}, None
+    if TO_TARGET in tensors:
         ids = torch.arange(n) + tensors.pop(TO_TARGET).long()
         if ids.min() < 0 or ids.max() >= vocab or len(ids.unique()) < n:
             raise ValueError("its d2t table names ids that are not the target's, or one twice")
-        if HEAD in lent:
+        if HEAD in own:
             tensors[HEAD] = output[ids]
         ids = ids.to(target.device)
     for name, tensor in tensors.items():
@@ -223,61 +213,3 @@ def read_tensors(
         if not tensors[name].isfinite().all():
             raise ValueError(f"{name} has numbers that are not finite in {target.dtype}")
     return tensors, ids
-
-
-# --- writing ----------------------------------------------------------------------------------------------------------
-
-
-def write_head(
-    folder: Path, head: FeatureHead, target: str, architectures: list[str], k: int, ids: Tensor | None = None
-) -> None:
-    """Write a feature head. target: the name in config.json of what it was trained for. k: tokens that an engine should
-    draft with it. ids: as `SavedHead` has them; such a head is written without embedding and output layer."""
-    layers = {"eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in head.config.layers]}
-    entries = layers | {flag: getattr(head.config, flag) for flag in FLAGS}
-    write_files(folder, head, ("eagle3", "Eagle3Speculator"), entries, target, architectures, k, ids)
-
-
-def write_files(
-    folder: Path,
-    head: Any,
-    kind: tuple[str, str],
-    more: dict[str, Any],
-    target: str,
-    architectures: list[str],
-    k: int,
-    ids: Tensor | None = None,
-) -> None:
-    """As `write_head`. kind: its speculators_model_type, and the name of its class. more: its own entries."""
-    config = head.config
-    entries = {
-        "architectures": [kind[1]],
-        "speculators_model_type": kind[0],
-        "speculators_version": "0.9.0",
-        "draft_vocab_size": config.draft_vocab,
-        "target_hidden_size": config.target_hidden,
-        "transformer_layer_config": written(config.block),
-        **more,
-        "speculators_config": {
-            "algorithm": kind[0],
-            "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": k}],
-            "verifier": {"name_or_path": target, "architectures": architectures},
-        },
-    }
-    weights = {name: tensor.detach().cpu().clone() for name, tensor in head.state_dict().items()}  # one may be in twice
-    if ids is not None:
-        chosen = torch.zeros(config.block.vocab_size, dtype=torch.bool).index_fill(0, ids.cpu(), True)
-        weights = {name: tensor for name, tensor in weights.items() if name not in (EMBEDDING, HEAD)}
-        weights |= {TO_TARGET: ids.cpu() - torch.arange(len(ids)), "t2d": chosen}
-    write_both(folder, entries, weights)
-
-
-def written(block: Any) -> dict[str, Any]:
-    return {key: value for key, value in block.to_dict().items() if value is not None}
-
-
-def write_both(folder: Path, entries: dict[str, Any], weights: dict[str, Tensor]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / WEIGHTS, save(weights))
-    write_whole(folder / CONFIG, json.dumps(entries, indent=1) + "\n")

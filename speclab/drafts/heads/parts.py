@@ -1,5 +1,6 @@
 """Heads of all kinds are made of these parts, which have the names of checkpoints."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -77,6 +78,15 @@ class DecoderLayer(nn.Module):
         """Do what follows attention: (batch, n, hidden) and (batch, heads, n, head size) -> (batch, n, hidden)."""
         x = residual + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
         return x + self.mlp(self.post_attention_layernorm(x))
+
+
+def appended(buffers: Sequence[Tensor], new: Sequence[Tensor], start: int) -> list[Tensor]:
+    """Write keys and values of n positions, (1, heads, n, size) each, into buffers, (rows, heads, size), from row
+    `start` on.  -> all up to them, (1, heads, start + n, size) each"""
+    end = start + new[0].shape[2]
+    for rows, part in zip(buffers, new, strict=True):
+        rows[start:end] = part[0].transpose(0, 1)
+    return [rows[:end].transpose(0, 1)[None] for rows in buffers]
 
 
 def rotations(block: Any, positions: Tensor) -> Rotation:

@@ -16,6 +16,7 @@ from speclab.core.drafter import Drafter
 from speclab.core.rounds import Target
 from speclab.core.sampling import Sampling
 from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.heads.parts import appended
 from speclab.system.errors import UsageProblem
 
 
@@ -130,18 +131,12 @@ class GrowingFeature(FeatureDrafter):
         at_depth = slice(self._length + depth - 1, self._length + depth)
         rotation = self._cos[:, at_depth].expand(1, n, -1), self._sin[:, at_depth].expand(1, n, -1)
         residual, queries, keys, values = self.head.project(
-            self._outputs[:, parents + 1], self._known(tokens[None]), rotation
+            self._outputs[:, parents + 1], tokens[None].clamp(0, self._n_ids - 1), rotation
         )
-        for rows, written in ((self._keys[0], keys), (self._values[0], values)):
-            rows[start : start + n] = written[0].transpose(0, 1)
+        shared = queries.shape[1] != keys.shape[1]
+        keys, values = appended((self._keys[0], self._values[0]), (keys, values), start)
         mask = nn.functional.pad(reads, (self._length, 0), value=True)  # (m, committed + j + m)
-        attended = scaled_dot_product_attention(
-            queries,
-            self._keys[0][: start + n].transpose(0, 1)[None],
-            self._values[0][: start + n].transpose(0, 1)[None],
-            attn_mask=mask,
-            enable_gqa=queries.shape[1] != keys.shape[1],
-        )
+        attended = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=shared)
         outputs = self.head.finish(residual, attended)
         self._outputs = torch.cat([self._outputs, outputs], dim=1)
         return self.as_target_logits(self.head.logits(outputs)[0], self._vocab_size)
