@@ -1,5 +1,6 @@
 """Both loops as the tests call them: settings given one by one, whole decodings given back."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -31,6 +32,22 @@ def speculative_rounds(
 ) -> Iterator[Round]:
     """The speculative loop's rounds."""
     return speculative_decode(target, drafter, prompt, k, settings(n_tokens, *how, **more), accept)
+
+
+def reference_probs(logits: list[float], temperature: float, top_k: int, top_p: float) -> list[float]:
+    """Temperature, then top-k, then top-p, in plain Python: nothing shared with speclab/core/sampling.py."""
+    weights = [math.exp((logit - max(logits)) / temperature) for logit in logits]
+    order = sorted(range(len(logits)), key=lambda i: -weights[i])
+    kept = order[:top_k] if top_k else order
+    total = sum(weights[i] for i in kept)
+    nucleus, mass = [], 0.0
+    for i in kept:
+        nucleus.append(i)
+        mass += weights[i] / total
+        if mass >= top_p:
+            break
+    total = sum(weights[i] for i in nucleus)
+    return [weights[i] / total if i in nucleus else 0.0 for i in range(len(logits))]
 
 
 def keys_and_values(cached: CachedModel) -> list[tuple[Tensor, Tensor]]:

@@ -482,3 +482,12 @@ def test_draw_follows_its_weights_exactly(scale):
     for at in (Fraction(1, 1000), CENTRE, Fraction(999, 1000)):
         for row, law in zip(rows, drawn(scaled, at), strict=True):
             assert law == {token: weight for token, weight in enumerate(row) if weight}
+
+
+def test_residual_without_mass_falls_back_to_the_target():
+    """p is below q by one rounding and above it nowhere: norm(max(0, p - q)) would be 0/0."""
+    q = torch.tensor([[[0.5, 0.5]]], dtype=torch.float64)
+    p = torch.tensor([[[0.5, 0.5 - 2**-53], [0.5, 0.5]]], dtype=torch.float64)
+    u = torch.tensor([[1 - 2**-53, 0.25]], dtype=torch.float64)
+    verdict = accept(Draft(torch.tensor([[1]]), torch.tensor([1]), q), p, u)
+    assert (verdict.n_accepted.item(), verdict.next_token.item()) == (0, 0)

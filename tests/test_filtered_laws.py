@@ -33,9 +33,9 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
 from speclab.models.cached import CachedModel
+from tests.decoding import reference_probs
 from tests.heads import feature_row, in_format, target_states, tiny_head
 from tests.test_exact import Job, Pieces, Tables, cdf_corners, completed, target_law, token_pieces
-from tests.test_lossless import reference_probs
 from tests.tiny_models import DTYPE_ON, on_engine, perturbed, tiny
 
 IDS = 5

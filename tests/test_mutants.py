@@ -65,7 +65,7 @@ def test_every_killing_test_exists():
     assert wanted <= there
 
 
-KILLER = "tests/test_gallery.py::test_every_uniform_is_used_once"
+KILLER = "tests/test_lossless.py::test_every_uniform_is_used_once"
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ KILLER = "tests/test_gallery.py::test_every_uniform_is_used_once"
         (1, f"ERROR {KILLER} - assert 1 == 0", "NOT KILLED: test_every_uniform_is_used_once did not fail"),
         (1, "FAILED tests/other.py::test_x - assert 0", "NOT KILLED: test_every_uniform_is_used_once did not fail"),
         (0, "1 passed", "SURVIVED"),
-        (2, "ERROR tests/test_gallery.py - SyntaxError", "NOT KILLED: pytest exit code 2"),
+        (2, "ERROR tests/test_lossless.py - SyntaxError", "NOT KILLED: pytest exit code 2"),
         (4, "ERROR: not found", "NOT KILLED: pytest exit code 4"),
         (None, "", "NOT KILLED: ran out of time"),
     ],

@@ -25,7 +25,7 @@ from speclab.core.sampling import (
     draw_next,
     uniforms,
 )
-from tests.test_lossless import reference_probs
+from tests.decoding import reference_probs
 
 NAN, INF = float("nan"), float("inf")
 LARGEST_BELOW_1 = math.nextafter(1.0, 0.0)

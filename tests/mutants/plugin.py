@@ -1,6 +1,6 @@
 """A pytest plugin: puts the mutant that $MUTANT names into the lab, before any test is collected.
 
-    MUTANT=tests/mutants/core.txt:ends_the_text_at_id_0 python -m pytest -p tests.mutants.plugin tests/test_gallery.py
+    MUTANT=tests/mutants/core.txt:ends_the_text_at_id_0 python -m pytest -p tests.mutants.plugin tests/test_lossless.py
 
 The edit changes a module where it is imported, so nothing of the lab may be imported before.
 """

@@ -18,11 +18,10 @@ from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests import tiny_families
-from tests.decoding import keys_and_values, plain_text, row_of, speculative_rounds
+from tests.decoding import keys_and_values, plain_text, reference_probs, row_of, speculative_rounds
 from tests.heads import block_heads, feature_row, prompts, target_states, trained
 from tests.models.test_caches import model_of, worst_difference
 from tests.recorder import graphed, stand_in
-from tests.test_lossless import reference_probs
 from tests.tiny_models import CLOSE, DTYPE_ON, FAMILIES, VOCAB, assert_close, on_engine, perturbed, tiny
 
 PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
