@@ -10,7 +10,6 @@ With `--outcomes FILE`, as check.py starts it, a JSON line is written for every 
 begins, and one for what became of it; files and memory have a limit.
 """
 
-import ast
 import contextlib
 import functools
 import importlib
@@ -198,49 +197,16 @@ def _write(item: pytest.Item, outcome: str, **rest) -> None:
     """
     path = item.config.getoption("--outcomes", None)
     if path and os.getpid() == PROCESS:  # code that forks makes a copy of pytest
-        uses = names_used(item.function)
-        check = {"function": item.originalname, "uses": uses, "reach": reach(uses, source_of(item))}
-        check |= {"outcome": outcome, **rest}
+        check = {"function": item.originalname, "uses": names_used(item.function), "outcome": outcome, **rest}
         line = json.dumps({"file": item.path.name, "case": item.nodeid, "check": check})
         with open(path, "a", encoding="utf-8") as file:
             file.write(line + "\n")
 
 
 def names_used(check: Callable) -> list[str]:
-    """What a check takes from the learner's module: what its docstring begins with, else what is named in it, else what
-    is named in its whole file."""
-    docstring = re.match(r"[\w.]+(, [\w.]+)*: ", inspect.getdoc(check) or "")
-    if docstring:
-        return [name.rpartition(".")[2] for name in docstring[0].strip(": ").split(", ")]
-    named = re.compile(r"\b(?:learner|one)\.([a-zA-Z]\w*)").findall
-    return list(dict.fromkeys(named(inspect.getsource(check)) or named(inspect.getsource(inspect.getmodule(check)))))
-
-
-def source_of(item: pytest.Item) -> str:
-    """The learner's file, as text; empty where it cannot be read."""
-    path = ROOT / item.config.getoption("--impl", "solutions") / f"{module_name(item.path)}.py"
-    with contextlib.suppress(OSError, ValueError):
-        if path.is_file() and path.stat().st_size < FILE_BYTES:
-            return path.read_text("utf-8")
-    return ""
-
-
-@functools.cache
-def calls(source: str) -> dict[str, set[str]]:
-    """Function or class of a file -> the others of this file that it names; none where the file is no Python."""
-    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-        nodes = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-        names = {node.name for node in nodes}
-        return {n.name: {x.id for x in ast.walk(n) if isinstance(x, ast.Name)} & names for n in nodes}
-    return {}
-
-
-def reach(uses: list[str], source: str) -> list[str]:
-    """These functions and all that they call in the learner's file, directly or not."""
-    known, found = calls(source), {*uses}
-    for _ in known:
-        found = found.union(*(known.get(name, ()) for name in found))
-    return sorted(found)
+    """The functions that a check is about: its docstring begins with them, or with none."""
+    names = re.match(r"[\w.]+(, [\w.]+)*: ", inspect.getdoc(check) or "")
+    return [name.rpartition(".")[2] for name in names[0].strip(": ").split(", ")] if names else []
 
 
 def in_words(error: BaseException) -> str:

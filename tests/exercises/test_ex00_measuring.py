@@ -121,10 +121,3 @@ def test_the_rate_leaves_the_first_token_out(one, *case):
 def test_nothing_to_rate_is_zero(one, *case):
     """tokens_per_second: where no token was decoded or no time has passed, there is nothing to rate; return 0.0."""
     return rate_of(one, *case)
-
-
-@asked([(PREFILL,), (100 * PREFILL,)], "a prefill of {} s, then 4 tokens a second: the rate", [4.0] * 2)
-def test_a_longer_prompt_does_not_change_the_rate(one, prefill):
-    """time_decoding, tokens_per_second: the prompt's tokens are not generated, and the rate must not see them."""
-    _, seconds, n_tokens = Machine(prefill=prefill).timed_by(one)
-    return rate_of(one, n_tokens, seconds)

@@ -38,16 +38,15 @@ def entry(one: ModuleType, name: str, *sizes: int) -> object:
     return tuple(map(whole, one.shapes(*sizes)[name]))
 
 
-# The chapter's trace: prefix of 3, then 3 drafts; d_model 8, 2 heads, vocabulary of 1000.
-@asked(*entries((0, 6, 8, 2, 1000), (2, 4, 8, 2, 1000)))
+# The first two are the chapter's trace: prefix of 3, then 3 drafts; d_model 8, 2 heads, vocabulary of 1000.
+SIZES = [(0, 6, 8, 2, 1000), (2, 4, 8, 2, 1000), (17, 1, 8, 4, 50), (0, 1, 6, 3, 60), (40, 9, 35, 5, 90)]
+SIZES += [(5, 2, 8, 1, 70), (1, 8, 28, 4, 80)]
+
+
+@asked(*entries(*SIZES))
 def test_a_pass_without_a_cache_and_one_with_it(one, *case):
-    """shapes: cached tokens are not fed again and ask nothing, but they are asked by every one that is fed."""
-    return entry(one, *case)
-
-
-@asked(*entries((17, 1, 8, 4, 50), (0, 1, 6, 3, 60), (40, 9, 35, 5, 90), (5, 2, 8, 1, 70), (1, 8, 28, 4, 80)))
-def test_shapes_of_any_size(one, *case):
-    """shapes: the table equals the tensors of a real attention layer, for any sizes and for plain decoding."""
+    """shapes: the table equals the tensors of a real attention layer; cached tokens are not fed again and ask nothing,
+    but they are asked by every one that is fed."""
     return entry(one, *case)
 
 
@@ -62,13 +61,8 @@ def judged(one: ModuleType, n_prefix: int, n_drafted: int) -> tuple:
 ROWS = "{} rows in front of the drafts, {} drafted: the shape of the tensor, and its numbers"
 
 
-@asked([(1, 3), (1, 1), (1, 0), (5, 0)], ROWS)
-def test_rows_of_a_cached_pass(one, *case):
-    """verifying_probs: each draft is judged by the row in front of its own, and the last row judges none."""
-    return judged(one, *case)
-
-
-@asked([(3, 3), (9, 4)], ROWS)
-def test_rows_of_the_prompt_in_front(one, *case):
-    """verifying_probs: the prompt's rows stand in front of the ones that count; the drafts are at the end."""
+@asked([(1, 3), (1, 1), (1, 0), (5, 0), (3, 3), (9, 4)], ROWS)
+def test_the_rows_that_judge_the_drafts(one, *case):
+    """verifying_probs: each draft is judged by the row in front of its own, the last row judges none, and the prompt's
+    rows stand in front of the ones that count."""
     return judged(one, *case)

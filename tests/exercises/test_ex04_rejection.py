@@ -1,7 +1,6 @@
-"""Checks of exercise 4: the two rules, the round, and its law, exactly and by a statistic."""
+"""Checks of exercise 4: the two rules, the round, and its law, exactly."""
 
 import itertools
-from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 from types import ModuleType
@@ -97,8 +96,8 @@ def test_the_correction_comes_from_what_the_draft_left_out(one, *case):
 
 # A round of three drafts, or of none; p / q is 1/2, 1/4, 1/3 for tokens 1, 0, 1.
 THREE = [1, 0, 1]
-THREE_P = rows([8, 4, 4, 0], [2, 6, 4, 4], [4, 4, 4, 4], [1, 2, 3, 10]) / 16
-THREE_Q = rows([4, 8, 2, 2], [8, 4, 2, 2], [1, 12, 2, 1]) / 16
+THREE_P = rows([7, 2, 4, 3], [2, 6, 4, 4], [4, 4, 4, 4], [1, 2, 3, 10]) / 16
+THREE_Q = rows([10, 4, 1, 1], [8, 4, 2, 2], [1, 12, 2, 1]) / 16
 
 
 def three(*tests: float) -> str:
@@ -195,28 +194,3 @@ def test_two_drafted_tokens_give_exactly_the_targets_joint_law(learner):
     """verify_draft: summed in fractions over every outcome, the next three tokens follow the target's law, at k = 2."""
     for family, (seed, vocab) in itertools.product(FAMILIES, [(0, 2), (1, 2), (2, 3)]):
         keeps_all_it_may(learner, random_tables(seed, vocab, 2, 3, family))
-
-
-# All thresholds and corners are multiples of 1/16, so dice with 16 faces give the exact law, and u = 0 comes up.
-TARGET = rows([8, 4, 4, 0], [4, 4, 4, 4], [10, 2, 2, 2]) / 16
-DRAFT = rows([2, 8, 2, 4], [8, 4, 2, 2]) / 16
-N_ROUNDS = 2000
-LIMIT = 108.2  # scipy.stats.chi2.isf(1e-6, 47): three tokens have 3 * 4 * 4 outcomes
-
-
-def test_sampled_rounds_follow_the_targets_law(learner):
-    """verify_draft: chi-square of three tokens in 2000 rounds; a right rule would fail for one seed in a million."""
-    dice = (torch.randint(16, (N_ROUNDS, 7), generator=torch.Generator().manual_seed(0)).double() / 16).tolist()
-    rounds = [([draw(*x) for x in zip(DRAFT, u, strict=False)], DRAFT, TARGET, u[2:5]) for u in dice]
-    decisions, counts = [decided(learner.verify_draft, *one) for one in rounds], Counter()
-    for (drafted, *_), (n, token), chances in zip(rounds, decisions, dice, strict=True):
-        rest = [draw(TARGET[position], chances[4 + position]) for position in range(n + 1, 3)]
-        counts[(*drafted[:n], token, *rest)] += 1
-    expected = {t: N_ROUNDS * TARGET[range(3), t].prod().item() for t in itertools.product(range(4), repeat=3)}
-    problem = ""
-    if ruled_out := [tokens[0] for tokens, n in expected.items() if n == 0 and counts[tokens]]:
-        problem = f"token {ruled_out[0]} has target probability 0 and came all the same"
-    elif (chi_square := sum((counts[t] - n) ** 2 / n for t, n in expected.items() if n)) > LIMIT:
-        problem = f"chi-square of {N_ROUNDS} rounds is {chi_square:.0f}, a right rule stays below {LIMIT}"
-    if problem:
-        wrong(problem + named(learner, lambda one: [decided(one.verify_draft, *r) for r in rounds] == decisions))

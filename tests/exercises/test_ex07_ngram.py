@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -10,12 +11,10 @@ import torch
 from torch import Tensor
 
 from draft_models import NgramDrafter, as_draft
-from exercises.scenes import TinyTarget
-from optimized_speculative import speculative_decode
 from speclab.core.drafter import Drafter
-from speclab.core.rounds import DecodeSettings, Draft, tokens_of
+from speclab.core.rounds import Draft
 from speclab.core.sampling import Sampling
-from tests.exercises.answers import agree, asked
+from tests.exercises.answers import agree, asked, mistaken, mistakes
 
 K = 4  # draft length of the count
 TOKENS_PER_ROUND = 2.58  # to reach on the copy texts; the lab's own drafter makes 189 tokens in 72 rounds
@@ -141,19 +140,6 @@ def test_the_text_is_what_was_committed(one, number, what):
     return [*found, ids(first, 2), ids(second, 2)][number]
 
 
-def choose(ids: list[int]) -> int:
-    """A target whose text repeats itself every 8 tokens."""
-    return (3, 1, 4, 1, 5, 9, 2, 6)[len(ids) % 8] if len(ids) % 29 else 40
-
-
-@asked([()], "a text that repeats itself every 8 tokens", [([choose([0] * n) for n in range(7, 47)], "kept")])
-def test_the_labs_loop_runs_on_it(one):
-    """MyDrafter: in the lab's own loop the text is the target's, and some proposals are kept."""
-    prompt, settings = torch.tensor([[choose([0] * n) for n in range(7)]]), DecodeSettings(max_new_tokens=40)
-    rounds = list(speculative_decode(TinyTarget(choose), one.MyDrafter(), prompt, K, settings))
-    return tokens_of(rounds), "kept" if sum(r.n_accepted for r in rounds) else "no proposal is kept"
-
-
 def replay(make_drafter: Callable[[], Drafter]) -> tuple[int, int]:
     """Draft and verify over all texts: (tokens, rounds), each text's first token from the prompt's pass. A drafter's
     tokens per round follow from the text alone: no model, no clock."""
@@ -178,3 +164,22 @@ def test_copied_text_takes_few_rounds(one):
     n_tokens, n_rounds = replay(one.MyDrafter)
     enough = n_tokens / n_rounds >= TOKENS_PER_ROUND
     return "enough" if enough else f"{n_tokens / n_rounds:.2f}, {n_tokens} tokens in {n_rounds} rounds"
+
+
+def test_the_stated_figure():
+    """The lab's own drafter reaches it; a fixed match length, a wrong order and a half-blind search do not."""
+    enough = {72: NgramDrafter, 66: partial(NgramDrafter, 4, 1)}  # the second one takes one id for a match
+    assert {n: replay(drafter)[1] for n, drafter in enough.items()} == {n: n for n in enough}
+    few = {
+        "only matches of two ids": 74,
+        "the shortest match wins": 74,
+        "the oldest match wins": 78,
+        "a single token is proposed": 119,
+        "only the prompt is searched": 182,
+    }
+    for begins, n_rounds in few.items():
+        (name,) = [name for name in mistakes("ex07_ngram") if name.startswith(begins)]
+        assert replay(mistaken("ex07_ngram", name).MyDrafter)[1] == n_rounds, name
+    n_tokens, n_rounds = replay(partial(NgramDrafter, 400, 400))  # it finds nothing
+    assert n_tokens == n_rounds == 189
+    assert n_tokens / min(few.values()) < TOKENS_PER_ROUND <= n_tokens / max(enough)

@@ -6,9 +6,9 @@ from fractions import Fraction
 
 import torch
 
-from tests.exercises.answers import asked, wrong
+from tests.exercises.answers import asked
 from tests.exercises.test_ex04_rejection import FAMILIES, exactly, pair, rows, shown
-from tests.test_exact import Job, Row, Tables, random_tables
+from tests.test_exact import Job, Row, random_tables
 
 HALF, ODD = [0.5, 0.5], [0.25, 0.75]  # p / q is 0.5 for token 0 and 1.5 for token 1
 RATIOS = [  # drafted, q and p at every position
@@ -117,17 +117,3 @@ def test_the_joint_law_is_exactly_the_targets(learner):
     shapes = [(1, 3, 0), (2, 2, 0), (2, 3, 1), (2, 3, 5), (2, 3, 6)]  # k, vocabulary, seed
     for family, (k, vocab, seed) in itertools.product(FAMILIES, shapes):
         exactly(learner, "verify_block", random_tables(seed, vocab, k, k + 1, family), block_pieces)
-
-
-def of_the_picture() -> Tables:
-    """p = (1/3, 2/3) and q = (2/3, 1/3) at every position, k = 2."""
-    prefixes = [prefix for n in range(3) for prefix in itertools.product(range(2), repeat=n)]
-    p, q = ([Fraction(n, 3), Fraction(3 - n, 3)] for n in (1, 2))
-    return Tables(2, 2, dict.fromkeys(prefixes, p), dict.fromkeys(prefixes, q))
-
-
-def test_two_drafts_of_the_picture_keep_11_of_9(learner):
-    """verify_block: exactly 11/9 of the two drafts are kept on average; the rule of exercise 4 keeps 10/9."""
-    kept = exactly(learner, "verify_block", of_the_picture(), block_pieces).n_accepted
-    if kept != Fraction(11, 9):
-        wrong(f"of the two drafts of the picture 11/9 are kept on average, yours keeps {kept}")

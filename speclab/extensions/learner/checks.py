@@ -40,11 +40,10 @@ class Check:
     """One check of an exercise, all its cases together. tests/exercises/conftest.py writes the fields as JSON."""
 
     function: str  # its name in the test file
-    uses: list[str]  # the learner's functions that it calls
+    uses: list[str]  # the learner's functions that it is about
     outcome: str  # passed, todo or failed
     message: str = ""
     printed: list[str] = field(default_factory=list)  # the last lines that the learner's code printed
-    reach: list[str] = field(default_factory=list)  # what it uses, and what that calls in turn in the learner's file
 
     @property
     def name(self) -> str:
@@ -217,14 +216,14 @@ def summary(chosen: list[Exercise]) -> str:
 
 def report(exercise: Exercise) -> str:
     """A line for each check of an exercise, and what is wrong: once for each mistake that has a name. Any other check
-    that uses a function for which one has failed above may fail for that."""
+    of a function of which one has failed above may fail for that."""
     lines = [f"Exercise {exercise.number}: {exercise.title}   [{exercise.status}]", ""]
     width = max(len(check.name) for check in exercise.checks)
     said, wrong, indent = set[str](), set[str](), " " * 9
     for check in exercise.checks:
         failed = check.outcome == "failed"
         _, is_named, mistake = check.message.rpartition("this mistake: ")
-        is_cause = failed and mistake not in said and (is_named or wrong.isdisjoint(check.reach))
+        is_cause = failed and mistake not in said and (is_named or wrong.isdisjoint(check.uses))
         remark = "" if is_cause else "see above" if failed else check.message
         lines.append(f"  {MARKS[check.outcome]:>5}  {check.name:<{width}}  {remark}".rstrip())
         if is_cause:
@@ -232,7 +231,7 @@ def report(exercise: Exercise) -> str:
             if not said:  # only for the first: a print in a loop would bury the others
                 lines += [indent + line for line in check.printed]
             said.add(mistake)
-            wrong.update(check.reach)
+            wrong.update(check.uses)
     return "\n".join(lines)
 
 
