@@ -191,14 +191,14 @@ PROCESS = os.getpid()
 
 
 def _write(item: pytest.Item, outcome: str, **rest) -> None:
-    """Append a line to the file that the runner reads: the test file, the case, and a Check of learner/checks.py.
+    """Append a line to the file that the runner reads: the test file, and a Check of learner/checks.py.
 
     The outcome is passed, todo, failed, or none.
     """
     path = item.config.getoption("--outcomes", None)
     if path and os.getpid() == PROCESS:  # code that forks makes a copy of pytest
-        check = {"function": item.originalname, "uses": names_used(item.function), "outcome": outcome, **rest}
-        line = json.dumps({"file": item.path.name, "case": item.nodeid, "check": check})
+        check = {"function": item.name, "uses": names_used(item.function), "outcome": outcome, **rest}
+        line = json.dumps({"file": item.path.name, "check": check})
         with open(path, "a", encoding="utf-8") as file:
             file.write(line + "\n")
 

@@ -35,25 +35,24 @@ from speclab.system.terminal import say
 def main(argv: list[str] | None = None) -> int:
     known = checks.exercises()
     parser = parsing.make_parser(__doc__, "check.py")
-    add, about = parser.add_argument, "exercises by number (default: all)"
-    add("exercises", nargs="*", type=_numbers_among(known), metavar="N", help=about)
+    add, about = parser.add_argument, "exercises by number, as in 3 or 2,3 (default: all)"
+    add("exercises", nargs="?", type=_numbers_among(known), default=[], metavar="N", help=about)
     add("--hint", nargs="?", type=int, choices=(1, 2, 3), const=1, metavar="1|2|3", help="hints up to this one")
     add("--impl", choices=PACKAGES, default="exercises", help="whose code")
     add("--run", nargs=argparse.REMAINDER, metavar="SCRIPT", help="a script of the lab, then the script's own flags")
     args = parser.parse_args(argv)
-    numbers: list[int] = sorted({number for some in args.exercises for number in some})
-    if args.hint and (len(numbers) != 1 or args.run is not None):
+    if args.hint and (len(args.exercises) != 1 or args.run is not None):
         raise UsageProblem(f"--hint needs one exercise, and no --run; type: {checks.check_command('3', '--hint')}")
     if args.run is not None:
         from speclab.extensions.learner import run  # here: it loads torch, and the checks answer at once
 
-        return run.run(args.impl, numbers, args.run)
-    chosen = [exercise for exercise in known if not numbers or exercise.number in numbers]
+        return run.run(args.impl, args.exercises, args.run)
+    chosen = [exercise for exercise in known if exercise.number in args.exercises or not args.exercises]
     checks.run_checks(args.impl, chosen)
     if args.hint:
         say(checks.hint_text(chosen[0], args.hint))
         return 0
-    say(checks.report(chosen[0]) if len(numbers) == 1 else checks.summary(chosen))
+    say(checks.report(chosen[0]) if len(chosen) == 1 else checks.summary(chosen))
     say("\n" + checks.next_step(chosen, args.impl))
     return int(any(exercise.failed for exercise in chosen))
 
@@ -64,7 +63,7 @@ def _numbers_among(known: list[checks.Exercise]):
     def parse(text: str) -> list[int]:
         if not all(word in numbers for word in text.split(",")):
             raise argparse.ArgumentTypeError(f"{text[:99]!r}: choose from {', '.join(numbers)}, as in 3 or 2,3")
-        return [numbers[word] for word in text.split(",")]
+        return sorted({numbers[word] for word in text.split(",")})
 
     return parse
 

@@ -21,6 +21,7 @@ import textwrap
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from exercises.guard import has_alarm
 from speclab.system import paths
@@ -37,7 +38,7 @@ SETTINGS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTHON
 
 @dataclass
 class Check:
-    """One check of an exercise, all its cases together. tests/exercises/conftest.py writes the fields as JSON."""
+    """One check of an exercise. tests/exercises/conftest.py writes the fields as JSON."""
 
     function: str  # its name in the test file
     uses: list[str]  # the learner's functions that it is about
@@ -107,8 +108,7 @@ def run_checks(package: str, chosen: list[Exercise]) -> None:
     Raises EnvironmentProblem where not one check began: then it is not the learner's code that is wrong.
     """
     # At once: pytest, and the torch of some exercises, take seconds to load.
-    what = package.removesuffix("s") if len(chosen) == 1 else package
-    note(f"running the checks of {what} {', '.join(str(exercise.number) for exercise in chosen)} ...")
+    note(f"running the checks of {package} {', '.join(str(exercise.number) for exercise in chosen)} ...")
     code, log, outcomes = _pytest(package, [exercise.test_file for exercise in chosen])
     if not outcomes:
         lines = [line for line in log.splitlines() if line.strip()] or ["pytest said nothing"]
@@ -118,14 +118,11 @@ def run_checks(package: str, chosen: list[Exercise]) -> None:
             f"or, where a package is missing: pip install -r {shown(paths.ROOT / 'requirements.txt')}"
         )
     for exercise in chosen:
-        own = [line for line in outcomes if line["file"] == exercise.test_file.name]
-        of_function: dict[str, list[Check]] = {}
-        for check in {line["case"]: Check(**line["check"]) for line in own}.values():  # the last line of each case
+        own = [Check(**line["check"]) for line in outcomes if line["file"] == exercise.test_file.name]
+        exercise.checks = [*{check.function: check for check in own}.values()]  # the last line of each
+        for check in exercise.checks:
             if check.outcome == "none":
                 check.outcome, check.message = "failed", _why_it_ended(code, log)
-            of_function.setdefault(check.function, []).append(check)
-        worst_first = [*MARKS][::-1]
-        exercise.checks = [min(of, key=lambda one: worst_first.index(one.outcome)) for of in of_function.values()]
 
 
 def _pytest(package: str, files: list[Path]) -> tuple[int | None, str, list[dict]]:
@@ -133,23 +130,15 @@ def _pytest(package: str, files: list[Path]) -> tuple[int | None, str, list[dict
 
     -> exit code, None where it had to be ended; what it printed; the lines that tests/exercises/conftest.py wrote
     """
+    words = ["-p", "no:cacheprovider", "-c", "pyproject.toml", "--confcutdir", "tests/exercises", "--impl", package]
+    words += ["-p", "pytest_timeout", "-o", f"faulthandler_timeout={STACK}", *map(str, files), "--outcomes"]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         outcomes, log = Path(folder) / "outcomes", Path(folder) / "log"
-        words = ["-p", "no:cacheprovider", "-c", str(paths.ROOT / "pyproject.toml")]
-        words += ["--confcutdir", str(paths.ROOT / "tests" / "exercises")]
-        words += ["-p", "pytest_timeout", "-o", f"faulthandler_timeout={STACK}"]
-        words += ["--impl", package, "--outcomes", str(outcomes), *map(str, files)]
         outcomes.touch()
         with log.open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "pytest", *words],
-                cwd=paths.ROOT,
-                env={**os.environ, **SETTINGS},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+            streams: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+            command, env = [sys.executable, "-m", "pytest", *words, str(outcomes)], {**os.environ, **SETTINGS}
+            process = subprocess.Popen(command, cwd=paths.ROOT, env=env, start_new_session=True, **streams)
             code, n_bytes = None, -1
             try:
                 while code is None and n_bytes != (n_bytes := outcomes.stat().st_size):  # while checks come to ends
@@ -215,23 +204,19 @@ def summary(chosen: list[Exercise]) -> str:
 
 
 def report(exercise: Exercise) -> str:
-    """A line for each check of an exercise, and what is wrong: once for each mistake that has a name. Any other check
-    of a function of which one has failed above may fail for that."""
+    """A line for each check of an exercise, and what is wrong, once for each mistake that has a name."""
     lines = [f"Exercise {exercise.number}: {exercise.title}   [{exercise.status}]", ""]
-    width = max(len(check.name) for check in exercise.checks)
-    said, wrong, indent = set[str](), set[str](), " " * 9
+    width, said, indent = max(len(check.name) for check in exercise.checks), set[str](), " " * 9
     for check in exercise.checks:
-        failed = check.outcome == "failed"
-        _, is_named, mistake = check.message.rpartition("this mistake: ")
-        is_cause = failed and mistake not in said and (is_named or wrong.isdisjoint(check.uses))
-        remark = "" if is_cause else "see above" if failed else check.message
+        what = check.message.rpartition("this mistake: ")[2]
+        is_new = check.outcome == "failed" and what not in said
+        remark = "" if is_new else "see above" if check.outcome == "failed" else check.message
         lines.append(f"  {MARKS[check.outcome]:>5}  {check.name:<{width}}  {remark}".rstrip())
-        if is_cause:
+        if is_new:
             lines.append(textwrap.fill(check.message, 110, initial_indent=indent, subsequent_indent=indent))
             if not said:  # only for the first: a print in a loop would bury the others
                 lines += [indent + line for line in check.printed]
-            said.add(mistake)
-            wrong.update(check.uses)
+            said.add(what)
     return "\n".join(lines)
 
 

@@ -1,7 +1,6 @@
 """check.py in a copy of the lab: a fresh clone, half an answer, a wrong one, code that breaks in every other way."""
 
 import contextlib
-import importlib
 import os
 import re
 import shutil
@@ -21,7 +20,7 @@ from speclab.extensions.learner import checks
 from speclab.system import paths
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.terminal import harmless
-from tests.exercises.answers import committed, mistakes, with_mistakes
+from tests.exercises.answers import checks_of, committed, mistakes, with_mistakes
 from tests.exercises.conftest import names_used
 
 ROOMS = ("exercises", "solutions", "speclab", "prompts", "tests/exercises", "docs/chapters")
@@ -376,12 +375,9 @@ def test_check_answers_at_once():
 
 def test_every_check_leads_to_a_hint():
     for one in checks.exercises():
-        module = importlib.import_module(f"tests.exercises.test_{one.stem}")
-        found = [value for name, value in vars(module).items() if name.startswith("test_")]
-        assert found
-        for function in found:
-            failed = checks.Check(function.__name__, names_used(function), "failed")
-            assert checks.function_with_hints(replace(one, checks=[failed])), function.__name__
+        for name, function in checks_of(one.stem).items():
+            failed = checks.Check(name, names_used(function), "failed")
+            assert checks.function_with_hints(replace(one, checks=[failed])), name
 
 
 def test_hints_go_with_the_first_unfinished_function(run):
