@@ -69,8 +69,7 @@ def _whole_loop(decode: Callable[..., Iterator[Round]], *args, **_) -> Iterator[
         return next(rounds, None)
 
     next_round.__qualname__ = "decode"  # as a Problem names it
-    while (round_ := ask(8, next_round, *args, lab_inside=True)) is not None:
-        yield round_
+    yield from iter(lambda: ask(8, next_round, *args, lab_inside=True), None)
 
 
 # --- the accept rule, and what stays in a cache -----------------------------------------------------------------------
@@ -84,25 +83,17 @@ def accept(modules: Modules, draft: Draft, logits: Tensor, sampling: Sampling, u
     number = 2 if sampling.greedy else BLOCK_RULE if BLOCK_RULE in modules else 4
     if number not in modules:
         return accept_from_logits(draft, logits, sampling, uniforms)
+    learner, drafted, vocab = modules[number], draft.tokens[0].tolist(), logits.shape[-1]
+    a_count, an_id = whole(0, len(drafted)), whole(0, vocab - 1)
     if sampling.greedy:
         own = to_host(most_probable(logits)[0])  # n + 1
-        drafted = draft.tokens[0].tolist()
-        n_accepted = ask(2, modules[2].count_accepted, drafted, own, check=whole(0, len(drafted)))
-        found = n_accepted, ask(2, modules[2].next_token, own, n_accepted, check=whole(0, logits.shape[-1] - 1))
-    else:
-        found = _accept_sampled(number, modules[number], draft, sampling.probs(logits), uniforms)
-    return AcceptResult(*(torch.tensor([number], device=logits.device) for number in found))
-
-
-def _accept_sampled(
-    number: int, learner: ModuleType, draft: Draft, target_probs: Tensor, uniforms: Tensor
-) -> tuple[int, int]:
-    """The rule of exercise 4 or 10 on probabilities (1, n + 1, vocab).  -> n_accepted, next token"""
-    drafted, vocab, draft_probs = draft.tokens[0].tolist(), target_probs.shape[-1], draft.probs
+        n_accepted = ask(2, learner.count_accepted, drafted, own, check=a_count)
+        return _result(logits, n_accepted, ask(2, learner.next_token, own, n_accepted, check=an_id))
+    target_probs, draft_probs = sampling.probs(logits), draft.probs
     if draft_probs is None:  # prompt lookup is certain of what it proposes
         draft_probs = torch.nn.functional.one_hot(draft.tokens, vocab).to(target_probs.dtype)
     if not (target_probs.isfinite().all() and draft_probs.isfinite().all()):
-        return 0, NOT_FINITE  # the loop reports it
+        return _result(logits, 0, NOT_FINITE)  # the loop reports it
 
     def draw_one(probs: Tensor, uniform: float) -> int:
         """(vocab,) probabilities and a number in [0, 1) -> an id"""
@@ -111,8 +102,11 @@ def _accept_sampled(
     rule = learner.verify_draft if number == 4 else learner.verify_block
     # Copies: the draft's were made in inference mode, where a learner's in-place step would be an error.
     args = drafted, draft_probs[0].clone(), target_probs[0].clone(), uniforms[0, : len(drafted) + 1].tolist(), draw_one
-    pair = each("a pair (n_accepted, next token)", whole(0, len(drafted)), whole(0, vocab - 1))
-    return tuple(ask(number, rule, *args, check=pair))
+    return _result(logits, *ask(number, rule, *args, check=each("a pair (n_accepted, next token)", a_count, an_id)))
+
+
+def _result(logits: Tensor, *numbers: int) -> AcceptResult:
+    return AcceptResult(*(torch.tensor([number], device=logits.device) for number in numbers))
 
 
 def keep_tokens(modules: Modules, n_cached: int, n_committed: int) -> int:

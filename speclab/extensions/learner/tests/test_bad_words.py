@@ -19,7 +19,7 @@ ROWS = [
     (f"{DIGITS}", ("choose from",)),
     ("--hint", ("--hint needs one exercise", "check.py 3 --hint")),
     ("3 --hint 4", ("--hint", "4")),
-    ("3 99", ("99", "choose from")),
+    ("3 99", ("99", "--help")),
     ("--impl nonsense", ("nonsense", "solutions")),
     ("2 --hint --run compare.py", ("--hint needs one exercise, and no --run",)),
     ("--run", ("give one of the lab's scripts", "compare.py")),

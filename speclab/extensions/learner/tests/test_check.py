@@ -1,13 +1,10 @@
 """check.py in a copy of the lab: a fresh clone, half an answer, a wrong one, code that breaks in every other way."""
 
-import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent, indent
@@ -269,22 +266,9 @@ def test_memory_and_files_have_an_end(clone):
     hold(checked(0), wanted)
 
 
-def test_a_check_of_which_one_case_never_ended_has_failed(clone):
-    exercise(0).test_file.write_text(
-        "import pytest\n\n@pytest.mark.parametrize('n', [1, 2])\n"
-        "def test_x(learner, n):\n    learner.f(n) if n > 1 else 0\n"
-    )
-    exercise(0).path("exercises").write_text("def f(n):\n    __import__('os')._exit(1)\n")
-    hold(checked(0), {"test_x": "your code ended Python, with exit code 1"})
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no such signals")
-@pytest.mark.parametrize("name", ["SIGTERM", None])
-def test_nothing_lives_on(clone, name):
-    """A copy that the code has made ends with the checks, and with check.py where that is told to end.
-
-    The copy holds a pipe open and would write into it; the pipe's end comes when nobody holds it any more.
-    """
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+def test_nothing_lives_on(clone):
+    """A copy that the code has made ends with the checks: it holds a pipe open, whose end comes when nobody does."""
     pipe = clone / "pipe"
     os.mkfifo(pipe)
     body = f"""
@@ -292,42 +276,23 @@ def test_nothing_lives_on(clone, name):
     pipe = open({str(pipe)!r}, "w", buffering=1)
     if os.fork() == 0:
         time.sleep(30)
-        pipe.write("lives on\\n")
+        pipe.write("lives on")
         os._exit(0)
-    pipe.write("ready\\n")
-    {"time.sleep(30)" if name else ""}
     """
     with_checks(0, {"forks": (body, None)})
-    words = [sys.executable, "check.py", "0"]
-    process = subprocess.Popen(words, cwd=clone, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    def opened_in_any_case() -> None:
-        """Where the process ends before it opens the pipe, nobody may wait for that."""
-        process.wait()
-        with contextlib.suppress(OSError):  # nobody waits
-            os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
-
-    threading.Thread(target=opened_in_any_case, daemon=True).start()
-    with pipe.open() as reading:
-        assert reading.readline() == "ready\n"
-        if name:
-            process.send_signal(getattr(signal, name))
-        assert reading.read() == ""
-    out, err = process.communicate()
-    assert process.returncode == (130 if name else 0)
-    assert "Traceback" not in out + err
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # the code's open() waits for nobody
+    assert checked(0) == {"test_forks": None}
+    os.set_blocking(reading, True)
+    assert os.read(reading, 9) == b""
+    os.close(reading)
 
 
 # --- files that are gone or broken ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [None, os.mkfifo], ids=["nothing", "a pipe"])
-def test_a_file_that_cannot_be_read_fails_its_own_checks_only(run, make):
+def test_a_file_that_is_not_there_fails_its_own_checks_only(run):
     only(0, 5)
-    path = exercise(5).path("exercises")
-    path.unlink()
-    if make:
-        make(path)
+    exercise(5).path("exercises").unlink()
     code, out, _ = run("5")
     assert code == 1
     assert " ".join(out.split()).count("exercises/ex05_speedup.py cannot be imported: there is no such file") == 1
@@ -393,15 +358,12 @@ def test_hints_go_with_the_first_unfinished_function(run):
     assert run("0", "--hint")[1].startswith("no hint is about exercise 0 as it is")
 
 
-@pytest.mark.parametrize("beginnings", [("agreements after", "the next token is always"), ("an end in", "the budget")])
-def test_what_fails_because_of_something_above_is_one_line(run, beginnings):
-    """Two mistakes are both said, in one function too; what rests on them is named as such."""
-    stem = exercise(2).stem
+def test_two_mistakes_in_one_function_are_both_said_and_said_once(run):
+    stem, beginnings = exercise(2).stem, ("an end in", "the budget")
     names = [name for name in mistakes(stem) if name.startswith(beginnings)]
     exercise(2).path("exercises").write_text(with_mistakes(stem, *names))
     out = " ".join(run("2")[1].split())
     assert [out.count(f"this mistake: {name}") for name in names] == [1, 1]
-    assert out.count("see above") >= 1
 
 
 # --- in a run ---------------------------------------------------------------------------------------------------------
@@ -423,12 +385,3 @@ def test_a_hole_falls_back_to_the_labs_own_and_says_so(clone, pair_folder, tmp_p
     answer(2, "return own[n_accepted]", "return own[0]")
     assert check.main(["--run", "optimized_speculative.py", "--target", "nowhere"]) == 1
     assert "so nothing was run" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("words", [["0", "2"], ["2,0"], ["2", "0,2"]])
-def test_several_exercises_are_named_with_commas_or_spaces(words, monkeypatch, capsys):
-    asked = []
-    monkeypatch.setattr(checks, "run_checks", lambda impl, chosen: asked.extend(one.number for one in chosen))
-    check.main(words)
-    assert asked == [0, 2]
-    capsys.readouterr()

@@ -151,12 +151,12 @@ def test_numbers_that_are_not_finite_are_the_loops_business():
 # --- answers that cannot be -------------------------------------------------------------------------------------------
 
 
-def drafting(tokens, probs=None) -> Modules:
+def drafting(tokens) -> Modules:
     """An exercise 7 that always proposes this."""
 
     class Wild(NgramDrafter):
         def propose(self, k, uniforms):
-            return SimpleNamespace(tokens=tokens, size=None, probs=probs)
+            return SimpleNamespace(tokens=tokens)
 
     return written(7, MyDrafter=Wild)
 
@@ -174,11 +174,6 @@ def drafting(tokens, probs=None) -> Modules:
         (written(6, next_draft_length=lambda *args: 7), GREEDY, ["exercise 6", "7", "from 0 to 6"]),
         (drafting(torch.zeros(1, 9, dtype=torch.long)), GREEDY, ["exercise 7", "propose returned"]),
         (drafting(torch.full((1, 1), VOCAB)), GREEDY, ["exercise 7", "propose returned"]),
-        (
-            drafting(torch.zeros(1, 2, dtype=torch.long), torch.ones(1, 3, VOCAB)),
-            SAMPLED,
-            ["as its probs, not None or"],
-        ),
         (written(8, decode=lambda *args: iter([1 // 0])), GREEDY, ["exercise 8", "ZeroDivisionError"]),
     ],
 )
@@ -211,18 +206,6 @@ def test_what_is_no_number_is_one_line():
     for kind in (Fraction, numpy.float32, torch.tensor):
         answer = ask(5, lambda kind=kind: kind(0.5), check=finite)
         assert (answer, type(answer)) == (0.5, float)
-
-
-def test_a_forgotten_return_is_called_that():
-    def rule(k: int) -> dict:
-        "ends without a word"
-
-    def may(k: int) -> dict | None:
-        "so does this"
-
-    with pytest.raises(Problem, match=r"rule returned None; did you forget `return`\? -- on real data"):
-        ask(1, rule, 3)
-    assert ask(1, may, 3) is None
 
 
 def test_an_error_inside_a_library_has_the_learners_line():
@@ -299,15 +282,9 @@ def test_what_is_finished_is_used_and_the_rest_is_named(checked, capsys):
     assert ": 1 of 2)" in err
     checked[1] = ["passed"]
     assert taking_part(run.load("solutions", [1], {1})).shapes(2, 4, 8, 2, 1000)["scores"] == (2, 4, 6)
-
-
-@pytest.mark.parametrize("numbers", [[], [3], [2, 3]])
-def test_what_is_not_finished_is_refused(checked, numbers):
-    if numbers == [2, 3]:
-        checked[2] = ["passed"]
-    with pytest.raises(UsageProblem, match=r"not finished: .*todo\)") as caught:
-        run.load("exercises", numbers, {2, 3, 8})
-    assert "3 (which tokens stay" in str(caught.value)
+    for numbers in ([3], [2, 3]):
+        with pytest.raises(UsageProblem, match=r"not finished: .*3 \(which tokens stay.*todo\)"):
+            run.load("exercises", numbers, {2, 3, 8})
 
 
 def test_failing_checks_end_it_as_check_py_says_them(checked, capsys):
@@ -317,27 +294,6 @@ def test_failing_checks_end_it_as_check_py_says_them(checked, capsys):
     assert caught.value.exit_code == 1
     err = capsys.readouterr().err
     assert [err.count(word) for word in ("Exercise 2", "Exercise 3", "FAILS", "why")] == [1, 1, 3, 4]
-
-
-def test_every_script_asks_for_what_it_can_use(monkeypatch):
-    calls = []
-
-    def load(*given):
-        calls.append(given)
-        raise Problem("enough")
-
-    monkeypatch.setattr(run, "load", load)
-    for words in (
-        ["--run", "compare.py", "--temperature", "0.8", "--draft", "ngram,model"],
-        ["--impl", "solutions", "4", "--run", "optimized_speculative.py", "--temperature", "0.7"],
-        ["0", "--run", "some/where/baseline_autoregressive.py", "--stream"],
-    ):
-        assert check.main(words) == 1
-    assert calls == [
-        ("exercises", [], {2, 3, 4, 5, 6, 7, 10}),
-        ("solutions", [4], {2, 3, 4, 6, 7, 8, 9, 10}),
-        ("exercises", [0], {0}),
-    ]
 
 
 def test_two_accept_rules_do_not_go_together(monkeypatch, capsys):
@@ -402,7 +358,7 @@ def test_optimized_speculative_holds_the_text_against_the_baselines(script, pair
     assert "impl    from solutions/: 2 (greedy verification), 3 (which tokens stay, and catch-up)" in err
     code, out, _ = script(name, written(2, next_token=biased), *words)
     assert code == 1
-    assert re.search(r"WRONG TEXT: at new token .* exercises 2\b", out)
+    assert re.search(r"WRONG TEXT: from new token .* exercises 2\b", out)
     code, out, err = script(name, written(2, next_token=lambda own, n: own[99]), *words)
     assert (code, out[-1:]) == (1, "\n")
     assert err.splitlines()[-1].startswith("error: exercise 2: ")
@@ -492,19 +448,3 @@ def test_a_comparison_finds_a_wrong_text(comparison):
     assert code == 1
     assert any(not entry["passed"] for entry in record.correctness)
     assert "BUG" in json.dumps(record.correctness)
-
-
-@pytest.mark.parametrize(
-    ("number", "name", "answer", "said"),
-    [
-        (5, "predicted_speedup", lambda *_: float("inf"), "returned inf, not a finite"),
-        (6, "best_draft_length", lambda *_: 99, "returned 99, not a whole number from 0 to 2"),
-    ],
-)
-def test_a_prediction_that_cannot_be_leaves_the_record(comparison, number, name, answer, said):
-    words = ["-k", "2", "--temperature", "0"]
-    code, _, err, record = comparison(written(number, **{name: answer}), *words)
-    assert code == 1
-    assert f"exercise {number}" in err
-    assert said in err
-    assert record.rows
