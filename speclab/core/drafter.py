@@ -26,7 +26,6 @@ class Drafter:
     needs_text = False  # it needs a greedy text of the target, which `take_text` gives it
     branches = False  # its drafts have several tokens for one place
     chooses_length = False  # it chooses in every round how many tokens to draft
-    shorter_is_beginning = True  # its draft of fewer tokens is the beginning of a longer one
     longest_draft = sys.maxsize  # tokens
     runs_target = False  # its draft runs a part of the target's pass, so a round costs something else than with others
     asks_to_go_on = False  # it calls `keep_drafting` with the probability of each token: does it draft another one?
@@ -85,9 +84,8 @@ class Drafter:
         CachedModel. Here a copy is led along the text; a drafter that draws its tokens overrides this."""
         led, proposals = copy.deepcopy(self), []
         led.prefill(target, torch.tensor([prompt]), GREEDY)
-        lengths = (k,) if self.shorter_is_beginning else range(k + 1)
         for token in text:
-            proposals.append([led.propose(n, torch.zeros(1, n)).tokens[0].tolist() for n in lengths])
+            proposals.append(led.propose(k, torch.zeros(1, k)).tokens[0].tolist())
             led.observe(0, [token])
         return CertainLaw(proposals, target.vocab_size)
 

@@ -6,7 +6,6 @@ text has it, p being the target's probability there; a token that is certain is 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,35 +45,20 @@ class Law:
 
 
 class CertainLaw(Law):
-    """Tokens are certain. proposals: what is proposed for each beginning: the longest draft, or the drafts of 0, 1,
-    ... tokens where a shorter one is not the beginning of a longer one."""
+    """Tokens are certain. proposals: the longest draft of each beginning; a shorter one is the beginning of it."""
 
-    def __init__(self, proposals: Sequence[Sequence[Sequence[int]]], vocab_size: int):
+    def __init__(self, proposals: Sequence[Sequence[int]], vocab_size: int):
         self._proposals, self._vocab_size = proposals, vocab_size
 
     def accept_probs(self, target_probs: Callable[[], Tensor], text: Sequence[int]) -> list[Sequence[float]]:
         return [
-            ByLength([[float(token == own) for token, own in zip(tokens, text[n:], strict=False)] for tokens in drafts])
-            for n, drafts in enumerate(self._proposals)
+            [float(token == own) for token, own in zip(tokens, text[n:], strict=False)]
+            for n, tokens in enumerate(self._proposals)
         ]
 
     def drawn_from(self, places: Sequence[Place]) -> Tensor:
         rows = torch.zeros(len(places), self._vocab_size)
         for row, (start, depth, asked) in zip(rows, places, strict=True):
-            drafts = self._proposals[start]
-            tokens = drafts[min(asked, len(drafts) - 1)][:asked]
-            if depth < len(tokens):
-                row[tokens[depth]] = 1.0
+            for token in self._proposals[start][:asked][depth : depth + 1]:
+                row[token] = 1.0
         return rows
-
-
-class ByLength(list[float]):
-    """The acceptance of proposals of at most 0, 1, … tokens, or of the longest alone: `row[:n]` is the one for n."""
-
-    def __init__(self, rows: Sequence[Sequence[float]]):
-        super().__init__(rows[-1])
-        self.rows = rows
-
-    def __getitem__(self, place: Any) -> Any:
-        by_length = isinstance(place, slice) and len(self.rows) > 1
-        return self.rows[place.stop] if by_length else super().__getitem__(place)

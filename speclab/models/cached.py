@@ -216,7 +216,10 @@ def check_prompt(model: CachedModel, prompt: Tensor, max_new_tokens: int) -> Non
 
 def embedded_ids(model: PreTrainedModel) -> int:
     """Return the rows of the input embedding, which may be fewer than the output's."""
-    return int(model.get_input_embeddings().weight.shape[0])  # type: ignore[index]
+    try:
+        return int(model.get_input_embeddings().weight.shape[0])  # type: ignore[index]
+    except (AttributeError, NotImplementedError):  # no such method, or no single matrix
+        return model.config.get_text_config().vocab_size
 
 
 @torch.inference_mode()
