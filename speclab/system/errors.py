@@ -58,9 +58,7 @@ def report(problem: Exception) -> int:
     """Say what went wrong in one line on stderr.  -> exit code"""
     text = str(problem)
     if isinstance(problem, OSError):
-        text = (
-            f"{problem.filename or type(problem).__name__}: {problem.strerror or problem}; check the path and the disk"
-        )
+        text = f"{problem.filename or 'standard output'}: {problem.strerror or problem}; check the path and the disk"
     terminal.note(f"error: {' '.join(text.split())}")
     return getattr(problem, "exit_code", EnvironmentProblem.exit_code)
 

@@ -73,7 +73,7 @@ def script(body: str) -> str:
     )
 
 
-FULL = b"error: OSError: No space left on device; check the path and the disk\n"
+FULL = b"error: standard output: No space left on device; check the path and the disk\n"
 
 
 @pytest.mark.parametrize(
