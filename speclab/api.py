@@ -17,9 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Round
@@ -30,12 +29,10 @@ from speclab.drafts.registry import check_prompts
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.models import loading
-from speclab.models.checking.checks import check_model
 from speclab.models.engine_choice import ENGINES
-from speclab.models import generation
 from speclab.models.pieces import with_text
 from speclab.models.prompts import Messages, Prompt, chats_ids, encode
-from speclab.models.setup import Setup, load_setup, setup_of
+from speclab.models.setup import Setup, load_setup
 from speclab.system.errors import UsageProblem
 
 
@@ -45,20 +42,18 @@ class Pair:
 
     setup: Setup
     drafter: Drafter
-    choice: registry.Choice | None = None  # how `--draft` names the draft; None: a model that was loaded
+    choice: registry.Choice  # how `--draft` names the draft
 
     @functools.cached_property
     def on_auto(self) -> Drafter:
         """The same draft choosing its lengths; what rounds cost stays known from text to text."""
-        if self.choice:
-            self.choice.check_auto()
+        self.choice.check_auto()
         return self.drafter.with_draft(AutoLength)
 
 
 def load(
-    target: str | PreTrainedModel = loading.LAB_TARGET,
-    draft: str | PreTrainedModel = "model",
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    target: str = loading.LAB_TARGET,
+    draft: str = "model",
     device: str = "auto",
     dtype: str = "auto",
     engine: str = "auto",
@@ -66,32 +61,17 @@ def load(
 ) -> Pair:
     """Load and check a pair. Without arguments: the one that comes with the lab.
 
-    target: folder, hub name, lab:SIZE, or a model that is loaded. draft: the same, "model" (the lab's own draft), or
-    "ngram" (prompt lookup). tokenizer: needed where the target is a loaded model; a draft that is loaded must have the
-    same one, which nothing can check. device (auto, cpu, cuda), dtype (auto, float32, bfloat16) and threads are
-    for models that are loaded here; engine: auto, c, graphs, eager. Raises UsageProblem or EnvironmentProblem.
+    target: folder, hub name or lab:SIZE. draft: the same, "model" (the lab's own draft), "ngram" (prompt lookup), or
+    another kind of `--draft`. device (auto, cpu, cuda), dtype (auto, float32, bfloat16), engine (auto, c, graphs,
+    eager). Raises UsageProblem or EnvironmentProblem.
     """
     if engine not in ENGINES:
         raise UsageProblem(f"there is no engine {engine!r}; choose one of {', '.join(ENGINES)}")
-    choice = registry.read(draft) if isinstance(draft, str) else None
-    if choice and choice.only_greedy:
+    choice = registry.read(draft)
+    if choice.only_greedy:
         raise UsageProblem(f"draft {draft!r} replays the baseline's output, which is for compare.py alone")
-    if isinstance(target, str):
-        setup = load_setup(target, GREEDY, device, dtype, engine, threads)
-    elif tokenizer is None:
-        raise UsageProblem("a target that is loaded needs its tokenizer: load(model, tokenizer=...)")
-    else:
-        check_model(target)
-        name = loading.short_name(target.name_or_path or type(target).__name__)
-        generation.eos_ids(target.generation_config)
-        setup = setup_of(target, tokenizer, name, GREEDY, engine)
-    if isinstance(draft, str):
-        choice = registry.read(draft)
-        return Pair(setup, choice.make(setup), choice)
-    if draft.device != setup.device:
-        raise UsageProblem(f"the draft is on {draft.device} and the target on {setup.device}; use draft.to(...)")
-    check_model(draft)
-    return Pair(setup, ModelDrafter(setup.cached(draft, setup.target.vocab_size)))
+    setup = load_setup(target, GREEDY, device, dtype, engine, threads)
+    return Pair(setup, choice.make(setup), choice)
 
 
 def speculate(

@@ -1,45 +1,33 @@
 """The lab from Python: what it loads, what it says, and what it refuses."""
 
-import copy
-
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertLMHeadModel
 
 from draft_models import ModelDrafter, NgramDrafter
 from speclab import load, speculate
 from speclab.drafts.lengths import WEIGHT, RoundCosts
 from speclab.models import loading
-from speclab.system.errors import EnvironmentProblem, UsageProblem
-from tests.cli.bad_inputs import TINY
+from speclab.system.errors import UsageProblem
 from tests.decoding import plain_text
 
 TEXT = "def f(x):\n    return x + 1"
 
 
-@pytest.fixture(scope="module")
-def loaded(pair_folder):
-    """Target, draft and tokenizer, loaded by the library alone."""
-    names = [str(pair_folder / part) for part in ("target", "draft")]
-    models = [AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32) for name in names]
-    return *models, AutoTokenizer.from_pretrained(names[0])
+@pytest.fixture
+def names(pair_folder):
+    return [str(pair_folder / part) for part in ("target", "draft")]
 
 
 @pytest.fixture
-def pair(loaded):
-    return load(*loaded[:2], loaded[2], engine="eager")
+def pair(names):
+    return load(*names, engine="eager")
 
 
-@pytest.mark.parametrize(("given", "draft"), [("folder", "folder"), ("loaded", "loaded"), ("folder", "ngram")])
-def test_the_text_is_the_baselines_whatever_way_the_pair_is_given(pair_folder, loaded, given, draft):
-    target, draft_model, tokenizer = loaded
-    drafts = {"folder": str(pair_folder / "draft"), "loaded": draft_model, "ngram": "ngram"}
-    if given == "folder":
-        pair = load(str(pair_folder / "target"), drafts[draft], engine="eager")
-    else:
-        pair = load(target, drafts[draft], tokenizer, engine="eager")
+@pytest.mark.parametrize("draft", ["folder", "ngram"])
+def test_the_text_is_the_baselines(names, draft):
+    pair = load(names[0], names[1] if draft == "folder" else draft, engine="eager")
     assert isinstance(pair.drafter, NgramDrafter if draft == "ngram" else ModelDrafter)
-    rounds = list(speculate(pair, TEXT, draft_length=3, max_new_tokens=24))
+    rounds, tokenizer = list(speculate(pair, TEXT, draft_length=3, max_new_tokens=24)), pair.setup.tokenizer
     ids = torch.tensor([tokenizer(TEXT).input_ids])
     right = plain_text(pair.setup.target, ids, 24, eos=pair.setup.eos)
     assert [token for round_ in rounds for token in round_.tokens] == right
@@ -47,9 +35,8 @@ def test_the_text_is_the_baselines_whatever_way_the_pair_is_given(pair_folder, l
     assert rounds[-1].finish in ("eos", "length")
 
 
-def test_lengths_chosen_in_every_round_change_no_text(pair_folder):
+def test_lengths_chosen_in_every_round_change_no_text(pair):
     """Costs are measured before the first text at a temperature, once; what was accepted is remembered."""
-    pair = load(str(pair_folder / "target"), str(pair_folder / "draft"), engine="eager")
     ids = torch.tensor([pair.setup.tokenizer(TEXT).input_ids])
     right = plain_text(pair.setup.target, ids, 24, eos=pair.setup.eos)
     known = []
@@ -62,9 +49,8 @@ def test_lengths_chosen_in_every_round_change_no_text(pair_folder):
     assert set(pair.on_auto.costs) == {0.0, 1.0}
 
 
-def test_a_sampled_text_on_auto_depends_on_its_seed_alone(pair_folder):
+def test_a_sampled_text_on_auto_depends_on_its_seed_alone(pair):
     """Texts of one seed have the same random numbers, so what a text before has taught must not choose the lengths."""
-    pair = load(str(pair_folder / "target"), str(pair_folder / "draft"), engine="eager")
     pair.on_auto.costs[1.0] = RoundCosts(tuple(0.1 * n for n in range(9)), tuple(1 + 0.05 * n for n in range(9)))
 
     def text(seed: int) -> list:
@@ -83,12 +69,7 @@ def test_sampling_follows_its_seed(pair):
     assert not texts[1] == texts[2] == texts[3]
 
 
-def test_what_cannot_be_is_refused_before_the_first_round(loaded, pair):
-    target, draft, tokenizer = loaded
-    with pytest.raises(UsageProblem, match="tokenizer="):
-        load(target, draft)
-    with pytest.raises(UsageProblem, match="compare"):
-        load(target, "dial:0.5", tokenizer, engine="eager")
+def test_what_cannot_be_is_refused_before_the_first_round(pair, monkeypatch):
     with pytest.raises(ValueError, match="'Auto'"):
         speculate(pair, TEXT, "Auto")
     for wrong in ({"draft_length": -1}, {"max_new_tokens": -1}, {"temperature": -0.1}, {"top_p": 0}, {"top_k": -1}):
@@ -98,6 +79,10 @@ def test_what_cannot_be_is_refused_before_the_first_round(loaded, pair):
         speculate(pair, "")
     with pytest.raises(UsageProblem):
         speculate(pair, TEXT, max_new_tokens=10**6)
+    monkeypatch.setattr(loading, "load_model", lambda *a, **k: pytest.fail("weights were read"))
+    for draft, said in (("ngrm", "unknown draft kind 'ngrm'"), ("dial:0.5", "compare")):
+        with pytest.raises(UsageProblem, match=said):
+            load(draft=draft)
 
 
 def test_several_texts_at_once_do_not_disturb_each_other(pair):
@@ -109,11 +94,9 @@ def test_several_texts_at_once_do_not_disturb_each_other(pair):
         assert list(rounds) == [alone[0][i], alone[1][i]]
 
 
-def test_a_list_of_messages_is_put_into_the_template(loaded, pair):
-    *models, tokenizer = loaded
-    chatty = copy.deepcopy(tokenizer)
-    chatty.chat_template = "{% for m in messages %}# {{ m.content }}\n{% endfor %}"
-    in_template = load(*models, chatty, engine="eager")
+def test_a_list_of_messages_is_put_into_the_template(names, pair):
+    in_template = load(*names, engine="eager")
+    in_template.setup.tokenizer.chat_template = "{% for m in messages %}# {{ m.content }}\n{% endfor %}"
     messages = [{"role": "user", "content": "x + 1"}, {"role": "user", "content": "return"}]
     chat = "".join(round_.text for round_ in speculate(in_template, messages, 2, 12))
     assert chat == "".join(round_.text for round_ in speculate(pair, "# x + 1\n# return\n", 2, 12))
@@ -122,15 +105,3 @@ def test_a_list_of_messages_is_put_into_the_template(loaded, pair):
             speculate(pair, wrong)
     with pytest.raises(UsageProblem, match="no chat template"):
         speculate(pair, messages)
-
-
-def test_what_is_no_pair_is_refused(pair_folder, loaded, monkeypatch):
-    """A model that attends to later tokens, as target and as draft; and a mistyped draft before a target is read."""
-    target, draft, tokenizer = loaded
-    bert = BertLMHeadModel(BertConfig(vocab_size=target.config.vocab_size, **TINY))
-    for models in ((bert, draft), (target, bert)):
-        with pytest.raises(EnvironmentProblem, match="bert"):
-            load(*models, tokenizer, engine="eager")
-    monkeypatch.setattr(loading, "load_model", lambda *a, **k: pytest.fail("weights were read"))
-    with pytest.raises(UsageProblem, match="unknown draft kind 'ngrm'"):
-        load(str(pair_folder / "target"), "ngrm")

@@ -21,7 +21,7 @@ def test_every_block_of_the_page_runs(monkeypatch, capsys):
     """In one namespace, from the root of the clone."""
     monkeypatch.chdir(ROOT)
     blocks = BLOCK.findall(PAGE.read_text("utf-8"))
-    assert len(blocks) == PAGE.read_text("utf-8").count("```python") >= 5
+    assert len(blocks) == PAGE.read_text("utf-8").count("```python") >= 4
     namespace: dict = {}
     for block in blocks:
         exec(compile(block, PAGE.name, "exec"), namespace)

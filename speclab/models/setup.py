@@ -128,15 +128,8 @@ def load_setup(
         torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every shape, and a text has many
     tokenizer = tokenizer or loading.load_tokenizer(target)
     model = loading.load_model(target, where, precision)
-    return setup_of(model, tokenizer, loading.short_name(target), sampling, engine)
-
-
-def setup_of(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, sampling: Sampling, engine: str
-) -> Setup:
-    """Put a loaded and checked target on the engine that is asked for, with its device and dtype as they are."""
-    if model.device.type == "cuda":
+    if on_gpu:
         torch.cuda.set_device(model.device)  # graphs and the clock's marks are of the current device
     fast, why = engine_choice.choose(model, engine)
-    target = CachedModel(model, max(tokenizer.get_vocab().values()) + 1, fast)
-    return Setup(target, tokenizer, name, sampling, model.device, model.dtype, why, engine)
+    cached = CachedModel(model, max(tokenizer.get_vocab().values()) + 1, fast)
+    return Setup(cached, tokenizer, loading.short_name(target), sampling, model.device, model.dtype, why, engine)
