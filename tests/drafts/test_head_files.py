@@ -149,12 +149,12 @@ def test_the_labs_own_heads_are_read():
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8)])
 def test_a_padded_target_is_drafted_for_as_the_one_that_it_was_padded_from(target, folder, sampling):
     wide = pad_to(target, Shape(64, 4, 96, 3), torch.device("cpu"), torch.float64, 48)
-    assert "reads states of width 32 and the target's are" in refused(read_head, str(folder), wide)
+    assert "reads states of width 32, not 64" in refused(read_head, str(folder), wide)
     head = read_head(str(folder), wide, own_width=32).head
     right = proposals(target, FeatureDrafter(read_head(str(folder), target).head), sampling)
     assert proposals(wide, FeatureDrafter(head), sampling) == right
     other = str(saved(folder, tiny_head(target_hidden=48)))
-    assert "reads states of width 48 and the target's are 32 wide" in refused(read_head, other, wide, 32)
+    assert "reads states of width 48, not 32" in refused(read_head, other, wide, 32)
     normed = str(saved(folder, tiny_head(fc_norm=True)))
     assert "a head like the lab's own; give feature" in refused(read_head, normed, wide, 32)
 

@@ -9,7 +9,7 @@ Names of modules and options are those of the `speculators` checkpoint format (e
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,13 +56,9 @@ class FeatureHead(nn.Module):
         each = [Norm(config.target_hidden, block.rms_norm_eps) for _ in config.layers]
         self.fc_norm = nn.ModuleList(each) if config.fc_norm else None
         self.fc = nn.Linear(n_layers * config.target_hidden, block.hidden_size, bias=False)
-        self.layers = nn.ModuleList([Layer(block)])
+        self.layers: Any = nn.ModuleList([Layer(block)])
         self.norm = Norm(block.hidden_size, block.rms_norm_eps)
         self.lm_head = nn.Linear(block.hidden_size, config.draft_vocab, bias=False)
-
-    @property
-    def layer(self) -> Layer:
-        return cast(Layer, self.layers[0])
 
     def fuse(self, hidden: Tensor) -> Tensor:
         """Fuse the target's outputs (batch, n, layers * target_hidden) into states (batch, n, hidden)."""
@@ -76,15 +72,15 @@ class FeatureHead(nn.Module):
     def project(self, states: Tensor, tokens: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Project states (batch, n, hidden) and the token after each, (batch, n).  -> the residual stream, the same
         shape; queries, keys, values (batch, heads, n, head size), turned to the states' positions"""
-        layer, attention = self.layer, self.layer.self_attn
+        layer = self.layers[0]
         normed = layer.hidden_norm(states)
         x = torch.cat([layer.input_layernorm(self.embed_tokens(tokens)), normed], dim=-1)  # (batch, n, 2 * hidden)
         residual = normed if self.config.norm_before_residual else states
-        return residual, *attention.heads(x, rotation)
+        return residual, *layer.self_attn.heads(x, rotation)
 
     def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
         """Return the states one position on, (batch, n, hidden). attended: (batch, heads, n, head size)"""
-        x = self.layer.finish(residual, attended)
+        x = self.layers[0].finish(residual, attended)
         return self.norm(x) if self.config.norm_output else x
 
     def logits(self, states: Tensor) -> Tensor:
@@ -178,7 +174,7 @@ def _for_queries(part: Tensor, queries: Tensor) -> Tensor:
 
 def parts_of_head(head: FeatureHead) -> Parts:
     """Return what the engine `c` has to know of a head; fusing what the target gave is not among it."""
-    layer, block = head.layer, head.config.block
+    layer, block = head.layers[0], head.config.block
     attention = layer.self_attn
     return {
         "layer": [layer_parts(layer) | {"rotary": 1}],

@@ -61,7 +61,8 @@ def read_head(name: str, target: PreTrainedModel, own_width: int | None = None) 
     draft, width = f"feature:{loading.short_name(name)}", target.config.get_text_config().hidden_size
     if own_width is not None and (config.norm_before_fc or config.fc_norm):
         raise UsageProblem(f"{draft}: a padded target is read only by a head like the lab's own; give feature")
-    check_width(draft, config.target_hidden, own_width or width)
+    if config.target_hidden != (own := own_width or width):
+        raise UsageProblem(f"{draft} reads states of width {config.target_hidden}, not {own}; give another head")
     saved = read_weights(name, weights, lambda: FeatureHead(config), target)
     if own_width is not None:
         # The first dimensions of a padded target's states are those that the head was trained on, the others are 0.
@@ -147,13 +148,6 @@ def layers_of(states: list[int], n_layers: int) -> tuple[int, ...]:
     if not states or not all(type(state) is int and 1 <= state <= n_layers for state in states):
         raise ValueError(f"it reads states {states!s:.60} of a target with {n_layers} layers")
     return tuple(state - 1 for state in states)
-
-
-def check_width(draft: str, wanted: int, width: int) -> None:
-    if wanted != width:
-        raise UsageProblem(
-            f"{draft} reads states of width {wanted} and the target's are {width} wide; give another head"
-        )
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------

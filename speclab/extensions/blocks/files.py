@@ -27,8 +27,7 @@ def read_block(name: str, target: PreTrainedModel) -> SavedHead:
     n_layers = len(decoder_layers(target))
     config = loading.loaded(name, f"its {CONFIG}", lambda: config_from(found, n_layers), files.CORRECT)
     draft, (table, output) = f"block:{loading.short_name(name)}", files.weights_of(target)
-    files.check_width(draft, config.target_hidden, table.shape[1])
-    if (config.block.vocab_size, config.block.hidden_size) != table.shape:
+    if (config.block.vocab_size, config.block.hidden_size, config.target_hidden) != (*table.shape, table.shape[1]):
         raise UsageProblem(
             f"{draft} works with {config.block.vocab_size} embeddings of width {config.block.hidden_size} and the "
             f"target has {len(table)} of width {table.shape[1]}; give a head that was trained for this target"
