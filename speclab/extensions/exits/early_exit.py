@@ -14,8 +14,8 @@ With k = 4 drafted tokens of which 2 are accepted, in tokens:
     4. roll back    L + 3         L + 2          L + 2      nothing; both parts by the same length
 
 The adapter has keys and values of its own. Between rounds they hold committed tokens, all but the last; those that it
-has not read yet (the prompt's and the last drafted one's) go in together with the first pass of the next round. Nothing
-that it reads is a guess: its states are the target's.
+has not read yet (the prompt's, the last drafted one's, and that of a round without a draft) go in together with the
+first pass of the next round. Nothing that it reads is a guess: its states are the target's.
 """
 
 from collections.abc import Callable, Iterator
