@@ -14,8 +14,7 @@ from pathlib import Path
 
 # Not prose and not ordinary code: test suites (absent from many distributions), generated code-page tables, and one
 # giant string literal with the language reference in it.
-SKIPPED_PARTS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "pydoc_data", "__pycache__"}
-SKIPPED_FOLDERS = {"encodings", "lib2to3"}
+SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "pydoc_data", "encodings", "lib2to3"}
 HELD_OUT_EVERY = 25
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)  # nodes that may have a docstring
 
@@ -40,7 +39,7 @@ def standard_library() -> Iterator[Document]:
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts
-        if SKIPPED_PARTS.isdisjoint(parts) and parts[0] not in SKIPPED_FOLDERS:
+        if SKIPPED.isdisjoint(parts):
             with contextlib.suppress(UnicodeDecodeError, OSError):
                 if (text := path.read_text(encoding="utf-8")).strip():
                     yield Document("/".join(parts), text)

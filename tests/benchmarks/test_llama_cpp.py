@@ -22,11 +22,8 @@ from tests.benchmarks.test_benchmarks import TEXTS, call  # noqa: F401 - a fixtu
 from tests.decoding import plain_text
 
 PLAIN = """\
-0.00.314.220 I generate: n_ctx = 4096, n_batch = 2048, n_predict = 48, n_keep = 0
-0.00.314.220 I
 0.00.622.474 I common_perf_print:    sampling time =       1.26 ms
 0.00.622.493 I common_perf_print:    samplers time =       0.64 ms /    70 tokens
-0.00.622.512 I common_perf_print:        load time =     263.96 ms
 0.00.622.526 I common_perf_print: prompt eval time =      19.79 ms /    22 tokens (    0.90 ms per token,  1111.95 tokens per second)
 0.00.622.540 I common_perf_print:        eval time =     282.55 ms /    47 runs   (    6.01 ms per token,   166.34 tokens per second)
 0.00.622.553 I common_perf_print:       total time =     308.63 ms /    69 tokens
@@ -35,13 +32,8 @@ PLAIN = """\
 SPECULATIVE = """\
 0.00.457.887 I encoded   22 tokens in    0.018 seconds, speed: 1229.531 t/s
 0.00.457.888 I decoded   50 tokens in    0.270 seconds, speed:  185.310 t/s
-0.00.457.888 I
-0.00.457.888 I n_draft   = 4
-0.00.457.888 I n_predict = 50
 0.00.457.888 I n_drafted = 70
 0.00.457.888 I n_accept  = 32
-0.00.457.889 I accept    = 45.714%
-0.00.457.938 I common_perf_print:        load time =      79.03 ms
 0.00.457.940 I common_perf_print: prompt eval time =     255.17 ms /   111 tokens (    2.30 ms per token,   435.00 tokens per second)
 0.00.457.941 I common_perf_print:        eval time =       0.00 ms /     1 runs   (    0.00 ms per token,      inf tokens per second)
 """  # noqa: E501
