@@ -1,7 +1,7 @@
 """The parts that the benchmarks share: flags, the start of a record, and pages."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -9,7 +9,6 @@ from typing import Any, Literal
 from draft_models import ModelDrafter
 from speclab.cli.parsing import plain_name, some_path
 from speclab.drafts import registry
-from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present.screen import circumstances
 from speclab.present.tables import Block, Heading, show
@@ -53,13 +52,9 @@ def model_drafter(kind: str, setup: Setup, seed: int, why: str) -> ModelDrafter:
     return drafter
 
 
-def head_of(
-    args: argparse.Namespace, setup: Setup, prompts: Sequence[Prompt] = (), stopped: bool = False, **settings: Any
-) -> dict[str, Any]:
-    """The fields of BenchmarkRun that say what ran, where and how. prompts: of which the record has number and digest.
-    stopped: whether something ended it early. settings: the choices of the flags."""
-    if prompts:
-        settings |= files.prompt_settings([prompt.text for prompt in prompts])
+def head_of(args: argparse.Namespace, setup: Setup, stopped: bool = False, **settings: Any) -> dict[str, Any]:
+    """The fields of BenchmarkRun that say what ran, where and how. stopped: whether something ended it early. settings:
+    the choices of the flags."""
     settings = {**setup.recorded, "seed": args.seed, "why_engine": setup.why_engine, **settings}
     what = {"benchmark": args.benchmark, "schema_version": 2, "interrupted": stopped, "settings": settings}
     return {**what, **files.when_and_where(setup.device)}
