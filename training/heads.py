@@ -293,7 +293,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # Gradients of an attention whose weights are nearly 0 and 1 are full of numbers below 1e-38, whose products are slow:
-    # a step of a feature head took 2.1 s with them and 1.4 s without. Threads take this over when they start.
+    # Gradients of an attention whose weights are nearly 0 and 1 are full of numbers below 1e-38, whose products are
+    # slow: a step of a feature head took 2.1 s with them and 1.4 s without. Threads take this over when they start.
     torch.set_flush_denormal(True)
     sys.exit(main())
