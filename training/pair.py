@@ -55,7 +55,7 @@ def train_target(args: argparse.Namespace, device: torch.device) -> tuple[dict[s
 
     loss_of = functools.partial(next_token_loss, model)
     facts = train(model, batches, loss_of, 60 * args.minutes, args.rate, "target")
-    model.to(dtype=torch.bfloat16).save_pretrained(args.out, max_shard_size="14MB")  # type: ignore[call-arg]
+    model.to(dtype=torch.bfloat16).save_pretrained(args.out, max_shard_size="14MB")
     tokenizer.save_pretrained(args.out)
     loss = held_out_loss(LlamaForCausalLM.from_pretrained(args.out, dtype=torch.float32), held_out)
     about = {

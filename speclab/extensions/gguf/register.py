@@ -39,7 +39,7 @@ def packaged_file() -> str:
     raise EnvironmentProblem(f"{REAL} is a model of the package {PACKAGE}, which is not installed; type: {how}")
 
 
-def check_file(name: str) -> str:
+def path_of(name: str) -> str:
     """Return the path of a model's file. Raises EnvironmentProblem where it is none, or nothing can read it."""
     name = packaged_file() if name == REAL else name
     if not os.path.isfile(name):
@@ -49,9 +49,13 @@ def check_file(name: str) -> str:
     return os.path.realpath(name)
 
 
+def check_file(name: str) -> None:
+    path_of(name)
+
+
 def converted_folder(name: str) -> str:
     """Return the folder with the model of a GGUF file, converted now where it has not been before."""
-    about = os.stat(path := check_file(name))
+    about = os.stat(path := path_of(name))
     return _converted(path, about.st_size, about.st_mtime_ns)
 
 
