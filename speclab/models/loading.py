@@ -53,7 +53,7 @@ class Source:
 
     usage: str  # how it is typed, for a help
     owns: Callable[[str], bool]  # whether a name is one of this kind
-    check: Callable[[str], None]  # quickly raises a Problem where nothing can be had for a name
+    check: Callable[[str], object]  # quickly raises a Problem where nothing can be had for a name
     folder: Callable[[str], str]  # the model folder, made where it is missing, or a Problem
     describe: Callable[[str, PreTrainedModel], str]  # what the weights of a loaded model are, a part of a sentence
 

@@ -3,7 +3,7 @@
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from gguf import GGUFReader, GGUFValueType, dequantize
@@ -38,11 +38,9 @@ def loaded(folder: str, name: str) -> Any:
     config = type(AutoConfig.for_model(settings["model_type"])).from_dict(settings)
     if not 1 <= config.num_hidden_layers <= len(tensors):
         raise ValueError(f"it names {config.num_hidden_layers} layers and {len(tensors)} tensors")
-    wanted, loader = (
-        {"dtype": torch.float32, "output_loading_info": True, "config": config},
-        cast(Any, AutoModelForCausalLM),
-    )
-    model, report = loader.from_pretrained(folder, gguf_file=name, **OPTIONS, **wanted)
+    loader: Any = AutoModelForCausalLM
+    wanted = {"dtype": torch.float32, "output_loading_info": True, "config": config, **OPTIONS}
+    model, report = loader.from_pretrained(folder, gguf_file=name, **wanted)
     if missing := sorted(report["missing_keys"]):
         raise ValueError(f"it lacks the weights {', '.join(missing[:3])}" + " and more" * (len(missing) > 3))
     if config.tie_word_embeddings:

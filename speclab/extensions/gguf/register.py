@@ -49,10 +49,6 @@ def path_of(name: str) -> str:
     return os.path.realpath(name)
 
 
-def check_file(name: str) -> None:
-    path_of(name)
-
-
 def converted_folder(name: str) -> str:
     """Return the folder with the model of a GGUF file, converted now where it has not been before."""
     about = os.stat(path := path_of(name))
@@ -96,4 +92,4 @@ def owns(name: str) -> bool:
     return name == REAL or name.lower().endswith(".gguf")
 
 
-SOURCES.append(Source(f"FILE.gguf or {REAL}", owns, check_file, converted_folder, description))
+SOURCES.append(Source(f"FILE.gguf or {REAL}", owns, path_of, converted_folder, description))
