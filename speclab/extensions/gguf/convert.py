@@ -29,8 +29,7 @@ def loaded(folder: str, name: str) -> Any:
     """Return the model of a GGUF file. Raises as `convert`."""
     reader = GGUFReader(os.path.join(folder, name))
     tensors = {tensor.name: tensor for tensor in reader.tensors}
-    is_list = {name: field.types[0] == GGUFValueType.ARRAY for name, field in reader.fields.items()}
-    of_file = {name: None if is_list[name] else field.contents() for name, field in reader.fields.items()}
+    of_file = {k: None if f.types[0] == GGUFValueType.ARRAY else f.contents() for k, f in reader.fields.items()}
     factors = tensors.pop(entries.FACTORS, None)
     numbers = dequantize(factors.data, factors.tensor_type).tolist() if factors else []
     settings = PreTrainedConfig.get_config_dict(folder, gguf_file=name, **OPTIONS)[0]
