@@ -19,7 +19,6 @@ import argparse
 import functools
 import operator
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,6 @@ from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import say
 from speclab.theory import attribution
 from speclab.theory.costs import Costs
-from speclab.theory.formulas import model_speedup
 
 # The defaults of what the command line leaves open. limit 0 means all prompts.
 SIZES = {
@@ -52,7 +50,6 @@ SIZES = {
     "quick": {"limit": 2, "max_new_tokens": 48, "repeats": 2, "longest": 8},
     "full": {"limit": 0, "max_new_tokens": 128, "repeats": 3, "longest": 16},
 }
-BREAKS_EVEN = 0.005  # a gain that rounds to 0.00
 
 
 @dataclass(kw_only=True)
@@ -81,7 +78,6 @@ class DraftFacts(RecordPart):
     temperature: Amount
     best_draft_length: Count
     speedup: Amount
-    break_even: float | None
     step_seconds: Amount
     n_tokens: Count
     costs: Facts  # no view reads them
@@ -118,10 +114,8 @@ def make(config: RunConfig) -> tuple[PlanRun, Measurement]:
             # Beyond the tokens of a block nothing changes; of lengths that are all beyond it the first one stays.
             lengths = sorted(k for k in config.draft_lengths if k <= most) or [min(config.draft_lengths)]
             name = {"method": config.method(draft), "draft": draft, "temperature": temperature}
-            # A lookup that may find nothing has no acceptance rate from which on it pays.
-            always_drafts = bool(drafter.models) and drafter.draws and not drafter.needs_text
             samples = measured.of(BASELINE, temperature)
-            by_length, fact = planned(samples, own, probs, lengths, max(config.draft_lengths), always_drafts, name)
+            by_length, fact = planned(samples, own, probs, lengths, name)
             entries += by_length
             facts.append(fact)
     if not facts:
@@ -130,13 +124,7 @@ def make(config: RunConfig) -> tuple[PlanRun, Measurement]:
 
 
 def planned(
-    samples: list[Decoded],
-    costs: Costs,
-    probs: ProbsOfText,
-    lengths: list[int],
-    longest: int,
-    always_drafts: bool,
-    name: dict[str, Any],
+    samples: list[Decoded], costs: Costs, probs: ProbsOfText, lengths: list[int], name: dict[str, Any]
 ) -> tuple[list[PlanEntry], DraftFacts]:
     """Return one draft's expectation at every length, and the verdict, at one temperature on the baseline's texts.
 
@@ -171,54 +159,15 @@ def planned(
             )
         )
     best = max(entries, key=operator.attrgetter("speedup"))  # the shortest among equals
-    k = best.draft_length or 1
-    prices = (
-        costs.draft_seconds(k, context) / k / step,
-        lambda width: costs.verify_seconds(width, context) / step,
-        costs.overhead_seconds(k) / step,
-    )
     fact = DraftFacts(
         **name,
         best_draft_length=best.draft_length,
         speedup=best.speedup,
-        break_even=break_even_acceptance(*prices, longest, replay) if always_drafts else None,
         step_seconds=step,
         n_tokens=n_tokens,
         costs=costs.to_json(),
     )
     return entries, fact
-
-
-def break_even_acceptance(
-    draft_cost: float,
-    verify_cost: Callable[[int], float],
-    overhead: float,
-    longest: int = 16,
-    rejected_round_extra: float = 0.0,
-) -> float | None:
-    """Return the smallest acceptance rate, to 1e-6, at which some k in 1 … `longest` is not slower than plain decoding.
-
-    `verify_cost` takes the width of the pass, k + 1, and gives v; all costs in decode steps of the target.
-    rejected_round_extra: what a round costs more in which not all drafts are accepted. None: not even a draft that is
-    always right pays, because a round costs more than the k + 1 tokens it makes.
-    """
-
-    def pays_at(acceptance: float, k: int) -> bool:
-        rest = overhead + rejected_round_extra * (1 - acceptance**k)
-        return model_speedup(acceptance, k, draft_cost, verify_cost(k + 1), rest) >= 1
-
-    def pays(acceptance: float) -> bool:
-        return any(pays_at(acceptance, k) for k in range(1, longest + 1))
-
-    if not pays(1):
-        return None
-    if pays(0):
-        return 0.0
-    low, high = 0.0, 1.0  # tokens per round grow with it, so there is one place where it begins to pay
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        low, high = (low, middle) if pays(middle) else (middle, high)
-    return high
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------
@@ -229,13 +178,8 @@ def verdict(fact: DraftFacts) -> str:
     taken = "leave speculation off, no k is expected to be faster"
     if fact.best_draft_length > 0 and fact.speedup > 1:
         taken = f"take k = {fact.best_draft_length}, expected {speedup(fact.speedup)}"
-    even = "-" if fact.break_even is None else f"{fact.break_even:.2f}"
-    if fact.break_even is not None and fact.break_even < BREAKS_EVEN:
-        even = "0, a round costs no more than a decode step"
-    return (
-        f"{fact.method}, {temperature_name(fact.temperature)}: {taken}; break-even α = {even}; "
-        f"decode step {fact.step_seconds * 1e3:.2f} ms"
-    )
+    step = f"decode step {fact.step_seconds * 1e3:.2f} ms"
+    return f"{fact.method}, {temperature_name(fact.temperature)}: {taken}; {step}"
 
 
 def text(run: PlanRun, markdown: bool = False) -> str:
