@@ -8,7 +8,7 @@ every speedup look good. So each of ours runs beside what anybody gets from `mod
     model auto  the same, lengths chosen in rounds   against   generate(assistant_model=...), as its defaults say
     ngram k     our speculative loop, no draft model against   generate(prompt_lookup_num_tokens=k)
     exit k      our speculative loop, early exit     against   generate(assistant_early_exit=N), for the lab's target
-    baseline, model k                                against   llama.cpp, plain and with the draft, if it is on the PATH
+    baseline, model k                                against   llama.cpp, plain and with the draft: --llama-cpp
 
 What comes out: tokens per second, each arm over `generate` and over its peer with 95 % intervals over prompts, and
 whether the texts agree.
@@ -114,8 +114,8 @@ def make_parser() -> parsing.Parser:
     group.add_argument("--repeats", type=parsing.at_least(1), default=2, help="(default: %(default)s)")
     group.add_argument(
         "--llama-cpp",
-        action=argparse.BooleanOptionalAction,
-        help="llama.cpp as a peer, too (default: where its programs are on the PATH and can decode this pair)",
+        action="store_true",
+        help="llama.cpp as a peer, too: its programs are on the PATH",
     )
     for role in ("target", "draft"):
         what = f"its {role} as GGUF (default: written anew)"
@@ -159,10 +159,8 @@ def main(argv: list[str] | None = None) -> int:
     if drafter:
         models["draft"] = loading.describe_model(loading.short_name(args.draft), drafter.draft.model, "draft")
     with contextlib.ExitStack() as stack:
-        if args.llama_cpp is not False:
-            sure = args.llama_cpp or any(given)
-            bench.llama = stack.enter_context(llama_cpp.programs(setup, drafter, given, prompts, bool(sure)))
-        if bench.llama:
+        if args.llama_cpp or any(given):
+            bench.llama = stack.enter_context(llama_cpp.programs(setup, drafter, given, prompts))
             as_given = args.llama_target and f"the weights of {args.llama_target.name} as they are"
             weights = as_given or "weights in float32, attention in float16"
             models[llama_cpp.METHOD] = f"{bench.llama.version()}, {weights}"

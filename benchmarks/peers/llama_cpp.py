@@ -38,15 +38,15 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.rows import Arm
 from speclab.system import startup
-from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem
-from speclab.system.terminal import harmless, note
+from speclab.system.errors import EnvironmentProblem, UsageProblem
+from speclab.system.terminal import harmless
 
 METHOD = "llama.cpp"
 PLAIN, SPECULATIVE, TOKENIZE = "llama-completion", "llama-speculative-simple", "llama-tokenize"
 NEEDED = (PLAIN, SPECULATIVE, TOKENIZE)
 NO_TOKEN = -1  # stands where a text ends before the budget
 SECONDS = 900  # seconds after which a program counts as hanging
-OTHER_LINES = "llama.cpp prints other lines than the version that is known; use --no-llama-cpp"
+OTHER_LINES = "llama.cpp prints other lines than the version that is known; leave --llama-cpp away"
 MILLISECONDS = r" time = +([\d.]+) ms"
 
 
@@ -77,7 +77,7 @@ def read_speculative(out: bytes, err: str, prompt: bytes, budget: int) -> Genera
     drafted, accepted = (int(_number(rf"n_{what} += (\d+)", err)) for what in ("drafted", "accept"))
     head = b"\n\n" + prompt
     if not out.startswith(head):
-        raise EnvironmentProblem(f"{SPECULATIVE} shows another prompt than it was given; use --no-llama-cpp")
+        raise EnvironmentProblem(f"{SPECULATIVE} shows another prompt than it was given; leave --llama-cpp away")
     counts = Counts(int(n) - accepted, drafted, accepted, n_emitted=budget - 1)  # a round: the accepted, and one more
     text = out.removeprefix(head).removesuffix(b"\n\n\n\n")
     return Generated(text, encoded / encode_rate + 1 / rate, (budget - 1) / rate, counts)
@@ -140,11 +140,11 @@ class Programs:
                 command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, env=startup.environment()
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise EnvironmentProblem(f"{program} cannot be run: {error}; use --no-llama-cpp") from None
+            raise EnvironmentProblem(f"{program} cannot be run: {error}; leave --llama-cpp away") from None
         err = done.stderr.decode(errors="replace")
         if done.returncode:
             last = harmless(" ".join((err.strip().splitlines() or [""])[-1].split()))
-            raise EnvironmentProblem(f"{program} ended with {done.returncode}: {last}; use --no-llama-cpp")
+            raise EnvironmentProblem(f"{program} ended with {done.returncode}: {last}; leave --llama-cpp away")
         return done.stdout, err
 
     def file(self, prompt: str) -> Path:
@@ -163,7 +163,9 @@ class Programs:
             out, _ = self.run(TOKENIZE, "-f", read, "--ids", "--log-disable", "--no-escape")
             if read_ids(out) != prompt.id_list:
                 template = "; try --no-chat, or" if prompt.chat else ";"
-                raise UsageProblem(f"llama.cpp makes other ids of a {prompt.kind} prompt{template} use --no-llama-cpp")
+                raise UsageProblem(
+                    f"llama.cpp makes other ids of a {prompt.kind} prompt{template} leave --llama-cpp away"
+                )
 
     def generate(self, prompt: str, draft_length: int, budget: int) -> Generated:
         words = ["-bf", self.file(prompt), "--no-escape", "-t", self.threads, "--temp", 0, "--ignore-eos"]
@@ -177,37 +179,24 @@ class Programs:
 
 @contextlib.contextmanager
 def programs(
-    setup: Setup,
-    draft: ModelDrafter | None,
-    files: tuple[Path | None, Path | None],
-    prompts: list[Prompt],
-    sure: bool,
-) -> Iterator[Programs | None]:
-    """The programs of llama.cpp with this pair, as files that are given, or that exist only while this is open.
-
-    sure: whether it is a Problem where it cannot decode the pair as the lab does; else there is a note, and None.
-    """
+    setup: Setup, draft: ModelDrafter | None, files: tuple[Path | None, Path | None], prompts: list[Prompt]
+) -> Iterator[Programs]:
+    """The programs of llama.cpp with this pair, as files that are given, or that exist only while this is open. Raises
+    a Problem where it cannot decode the pair as the lab does."""
+    if lacking := ", ".join(program for program in NEEDED if not shutil.which(program)):
+        raise EnvironmentProblem(f"{lacking} not on the PATH; build llama.cpp, or leave --llama-cpp away")
+    if setup.device.type != "cpu" or setup.dtype_name != "float32":
+        raise UsageProblem("llama.cpp is compared on the CPU in float32; use --device cpu --dtype float32")
     with tempfile.TemporaryDirectory(prefix="speclab-") as name:
-        found: Programs | None = None
-        try:
-            if lacking := ", ".join(program for program in NEEDED if not shutil.which(program)):
-                raise EnvironmentProblem(f"{lacking} not on the PATH; build llama.cpp, or use --no-llama-cpp")
-            if setup.device.type != "cpu" or setup.dtype_name != "float32":
-                raise UsageProblem("llama.cpp is compared on the CPU in float32; use --device cpu, or --no-llama-cpp")
-            paths = list(files)
-            for i, model in enumerate((setup.target.model, draft and draft.draft.model)):
-                if model and not paths[i]:
-                    from speclab.extensions.servers.written_gguf import write_model
+        paths = list(files)
+        for i, model in enumerate((setup.target.model, draft and draft.draft.model)):
+            if model and not paths[i]:
+                from speclab.extensions.servers.written_gguf import write_model
 
-                    paths[i] = write_model(model, setup.tokenizer, Path(name) / f"{i}.gguf")
-            assert paths[0]
-            found = Programs(paths[0], paths[1], Path(name), torch.get_num_threads())
-            found.check(prompts, setup.tokenizer)
-        except Problem as problem:
-            if sure:
-                raise
-            note(f"without llama.cpp: {problem}")
-            found = None
+                paths[i] = write_model(model, setup.tokenizer, Path(name) / f"{i}.gguf")
+        assert paths[0]
+        found = Programs(paths[0], paths[1], Path(name), torch.get_num_threads())
+        found.check(prompts, setup.tokenizer)
         yield found
 
 

@@ -60,9 +60,9 @@ def test_the_times_of_the_speculative_program():
 
 
 def test_another_version_is_one_line():
-    with pytest.raises(EnvironmentProblem, match=r"other lines .*; use --no-llama-cpp"):
+    with pytest.raises(EnvironmentProblem, match=r"other lines .*; leave --llama-cpp away"):
         llama_cpp.read_plain(b"", PLAIN.replace("eval time", "evaluation"), 48)
-    with pytest.raises(EnvironmentProblem, match=r"other lines .*; use --no-llama-cpp"):
+    with pytest.raises(EnvironmentProblem, match=r"other lines .*; leave --llama-cpp away"):
         llama_cpp.read_speculative(b"\n\nx", SPECULATIVE.replace("decoded", "made"), b"x", 48)
 
 
@@ -154,7 +154,7 @@ def programs(tmp_path, pair_folder, tokenizer, monkeypatch):
 @pytest.fixture
 def run(call, pair_folder):  # noqa: F811
     words = ["--draft", str(pair_folder / "draft"), "--repeats", "1", "-k", "2", "--max-new-tokens", str(BUDGET)]
-    return lambda *more: call(peers, *words, *more)
+    return lambda: call(peers, *words, "--llama-cpp")
 
 
 def test_its_programs_run_with_the_same_pair_prompts_k_and_threads(run, programs, tmp_path):
@@ -177,21 +177,17 @@ def test_its_programs_run_with_the_same_pair_prompts_k_and_threads(run, programs
         assert words[words.index("--temp") + 1] == "0"
 
 
-def test_other_ids_of_a_prompt_leave_it_out_with_a_note(run, programs):
+def test_other_ids_of_a_prompt_are_one_line(run, programs):
     answers, write, _ = programs
     answers[TEXTS[0][1]][0][0] += 1
     write()
     code, out, err = run()
-    assert code == 0
-    assert "without llama.cpp: llama.cpp makes other ids of a code prompt" in err
-    assert "Against llama.cpp" not in out
-    code, _, err = run("--llama-cpp")
-    assert code == 2
-    assert err.splitlines()[-1].startswith("error: llama.cpp makes other ids")
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith("error: llama.cpp makes other ids of a code prompt")
 
 
-def test_without_its_programs_it_is_left_out(run, monkeypatch):
+def test_a_program_that_is_missing_is_named(run, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    code, out, err = run("--llama-cpp")
+    code, out, err = run()
     assert (code, out) == (3, "")
     assert "llama-speculative-simple" in err
