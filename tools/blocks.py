@@ -10,7 +10,7 @@ from speclab.present import report, screen, tables
 from speclab.records.files import ComparisonRun, read
 from speclab.records.rows import Row
 from speclab.system.paths import ROOT
-from speclab.theory.formulas import book_formula, omega_star
+from speclab.theory.formulas import book_formula, expected_tokens_per_round
 from speclab.theory.ladder import prediction_errors, prediction_rows
 
 RESULTS, PAIR = ROOT / "results", ROOT / "models" / "lab-pair"
@@ -161,7 +161,8 @@ def book_table() -> str:
         value = book_formula(alpha, k)
         terms = f"1 / ({1 - alpha:.1f} + {alpha:g}/{k}) = 1 / {1 - alpha + alpha / k:.4f} = {value:.3f}"
         verdict = "right" if f"{value:.1f}" == printed else f"**wrong**: {value:.1f}"
-        lines.append([f"{alpha:g}", str(k), terms, printed, verdict, f"{omega_star(alpha, k):.3f}"])
+        omega_star = expected_tokens_per_round(alpha, k) / value - 1  # extra costs of a round that make both equal
+        lines.append([f"{alpha:g}", str(k), terms, printed, verdict, f"{omega_star:.3f}"])
     return tables.table(lines, ["α", "k", "the formula", "the book prints", "", "ω*"], markdown=True, n_words=0)
 
 

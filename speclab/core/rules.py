@@ -23,6 +23,8 @@ class Rule(NamedTuple):
     """(target_probs, draft_probs), (..., vocab) -> the distribution of a token that it emits where it tests a drafted
     one. None: the text has the target's own distribution."""
     chains_only: bool = True  # it cannot judge a draft in which a token has several successors
+    distance: Callable[..., float | None] | None = None
+    """(measurement, arm, temperature) -> the mean total variation distance of its tokens from the target's law"""
 
 
 class Listed(NamedTuple):

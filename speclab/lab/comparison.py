@@ -7,14 +7,12 @@ that is padded to a larger size it is the reading of weights. So a run of the la
 """
 
 import functools
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import asdict, replace
 
 from speclab.core.rules import TOKEN
 from speclab.drafts import registry
-from speclab.lab.harness import Measurement, measure, mixed
-from speclab.lab.known_texts import CostTable, calibrated, probs_of_texts, rounds_of_texts
+from speclab.lab.harness import Measurement, measure
+from speclab.lab.known_texts import CostTable, calibrated, probs_of_texts
 from speclab.lab.output_checks import judge
 from speclab.lab.rows import Predicted, noise_floors, rows_of
 from speclab.lab.run_config import RunConfig
@@ -26,7 +24,6 @@ from speclab.records.files import ComparisonRun
 from speclab.records.rows import BASELINE, GENERATE, LOOKUP, Arm, Row
 from speclab.theory import attribution
 
-Result = TypeVar("Result")
 SIZES = ("lab:50m", "lab:100m", "lab:200m", "lab:1b", "lab:2b", "lab:8b")  # of the padded target
 SECONDS = 60.0  # that the padded comparison may take
 READINGS = 2800  # of the target's weights that take as long as it: passes of all arms, prefill, loading, checks
@@ -39,14 +36,10 @@ def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement]:
     arms = config.arms()
     plain = [GENERATE] if 0 in config.temperatures else []  # the library's own plain decoding, which is greedy
     measured = measure_and_judge(config, [*arms, *plain], config.instruments(arms))
-    run = with_costs(measured, lambda costs: comparison_record(config, measured, costs))
-    with measured.kept("the rows are complete, the machine's bandwidth is not measured"):
-        if not measured.interrupted:
-            device, dtype = config.setup.device, config.setup.dtype
-            if not is_mixture_of_experts(model := config.setup.target.model):  # whose passes read more or fewer experts
-                run.weight_bytes = weights_read(model)[1] - getattr(config.setup.target.fast, "bytes_spared", 0)
-            run.bandwidth = max(bandwidth(block_bytes(device), device, dtype, repeats=3).values())
-    run.interrupted = measured.interrupted
+    run, device, dtype = comparison_record(config, measured), config.setup.device, config.setup.dtype
+    if not is_mixture_of_experts(model := config.setup.target.model):  # whose passes read more or fewer experts
+        run.weight_bytes = weights_read(model)[1] - getattr(config.setup.target.fast, "bytes_spared", 0)
+    run.bandwidth = max(bandwidth(block_bytes(device), device, dtype, repeats=3).values())
     return run, measured
 
 
@@ -59,20 +52,9 @@ def measure_and_judge(
     return measured
 
 
-def with_costs(measured: Measurement, build: Callable[[CostTable], Result]) -> Result:
-    """Call `build` with the calibrated costs. Where something stops it, call it without costs, which is quick.
-
-    A second Ctrl-C may stop the quick way too, so it is tried twice.
-    """
-    for are_used in (True, False, False):
-        with measured.kept("the measurements are complete, their explanations are not"):
-            return build(calibrated(measured) if are_used else {})
-    raise measured.stop or AssertionError("nothing stopped it")
-
-
-def comparison_record(config: RunConfig, measured: Measurement, costs: CostTable) -> ComparisonRun:
-    """Return the record, which tables and pictures show. Without costs it is made at once, and nothing is explained."""
-    greedy = measured.of(BASELINE, 0.0)
+def comparison_record(config: RunConfig, measured: Measurement) -> ComparisonRun:
+    """Return the record, which tables and pictures show."""
+    greedy, costs = measured.of(BASELINE, 0.0), calibrated(measured)
     return ComparisonRun(
         **config.head(measured),
         prompts={
@@ -83,7 +65,7 @@ def comparison_record(config: RunConfig, measured: Measurement, costs: CostTable
         correctness=measured.correctness,
         noise=noise_floors(measured.lines),
         costs=[
-            {"drafter": config.method(draft), "temperature": temperature, "costs": draft_costs.to_json()}
+            {"drafter": config.method(draft), "temperature": temperature, "costs": asdict(draft_costs)}
             for (draft, temperature), draft_costs in costs.items()
         ],
         rows=build_rows(measured, costs),
@@ -99,26 +81,19 @@ def predicted(measured: Measurement, costs: CostTable) -> Predicted:
     """Return what the costs and the baseline's texts say of every line of a draft that has costs."""
     baseline = {(line.temperature, line.prompt_index): line for line in measured.lines if line.arm == BASELINE}
     probs = probs_of_texts(measured, max((line.draft_length for line in measured.lines), default=0))
-    rounds_along, found, rule = rounds_of_texts(measured), {}, measured.bench.functions.rule
-    # In the order of the first repeat: what a draft on auto or a hybrid learns from a text counts in the next ones.
-    turns = {index: turn for turn, index in enumerate(mixed(measured.prompts))}
-    for line in sorted(measured.lines, key=lambda line: turns[line.prompt_index]):
+    found, rule = {}, measured.bench.functions.rule
+    for line in measured.lines:
         arm, place = line.arm, (line.temperature, line.prompt_index)
-        if (arm.draft, line.temperature) not in costs:
+        if (own := costs.get((arm.draft, line.temperature))) is None:
             continue
-        drafter, lookup_costs = measured.bench.drafters[arm.draft], costs.get((arm.draft + LOOKUP, line.temperature))
-        if lookup_costs is None and any(made.looked_up for rounds in line.rounds for made in rounds):
-            continue
-        # Each drafted token must be judged by itself, and only tokens of the target's distribution be kept.
-        if rule.name != TOKEN.name and line.temperature and (drafter.parts[-1].draws or rule.law):
-            continue
-        accept_probs = rounds = None
-        if drafter.parts == (drafter,):  # the text alone decides what is proposed at a place; for others rounds count
-            accept_probs = functools.partial(probs, arm.draft, *place)
-        elif line.temperature == 0:
-            rounds = functools.partial(rounds_along, arm, line.prompt_index)
-        own = costs[arm.draft, line.temperature]
-        found[arm, *place] = attribution.price(line, baseline[place], own, accept_probs, rounds, lookup_costs)
+        drafter = measured.bench.drafters[arm.draft]
+        # The text alone must decide what is proposed at a place, and the rule judge each token by itself.
+        is_known = drafter.parts == (drafter,)
+        if rule.name != TOKEN.name and line.temperature and (drafter.draws or rule.law):
+            is_known = False
+        accept_probs = functools.partial(probs, arm.draft, *place) if is_known else None
+        looked_up = costs.get((arm.draft + LOOKUP, line.temperature))
+        found[arm, *place] = attribution.price(line, baseline[place], own, accept_probs, looked_up)
     return found
 
 

@@ -12,7 +12,6 @@ on each phase of a round, whose draft lengths change from round to round.
 """
 
 import contextlib
-import functools
 import gc
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,6 @@ from speclab.core.clock import old_objects_frozen
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
 from speclab.drafts.lengths import LONGEST
-from speclab.engines.cuda import graphs
 from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding
 from speclab.lab.round_costs import measure_costs
@@ -54,14 +52,6 @@ def kept_when_stopped(complete: Callable[[], str]) -> Iterator[list[BaseExceptio
 
 
 @dataclass
-class Recorded:
-    """The number of CUDA graphs that were recorded before the first turn, and in turns, where there should be none."""
-
-    before: int = 0
-    in_turns: int = 0
-
-
-@dataclass
 class Measurement:
     """Everything that was timed on some prompts: only of those that every arm has finished."""
 
@@ -71,9 +61,7 @@ class Measurement:
     rounds: list[RoundTime] = field(default_factory=list)  # of the instrumented decodings
     steps: list[RoundTime] = field(default_factory=list)  # of the second baseline
     correctness: list[dict] = field(default_factory=list)  # what speclab/lab/output_checks.py says
-    unchecked: list[str] = field(default_factory=list)  # the arms whose texts it has not judged, or not all
-    graphs: Recorded = field(default_factory=Recorded)
-    stop: BaseException | None = None  # what ended it early
+    stop: BaseException | None = None  # what ended the turns early
 
     @property
     def interrupted(self) -> bool:
@@ -98,13 +86,6 @@ class Measurement:
             self.lines.append(line)
         counts = decoding.counts if arm.speculative else None  # the baseline: a pass for a token
         line.add(decoding.prefill_seconds, decoding.decode_seconds, decoding.tokens, counts, decoding.rounds)
-
-    @contextlib.contextmanager
-    def kept(self, complete: str) -> Iterator[None]:
-        """As `kept_when_stopped`; the first exception is also kept in `stop`."""
-        with kept_when_stopped(lambda: complete) as stops:
-            yield
-        self.stop = self.stop or next(iter(stops), None)
 
 
 # --- turns ------------------------------------------------------------------------------------------------------------
@@ -131,20 +112,6 @@ def take_turns(arms: Sequence[Any], after_step: Callable[[Any], None] | None = N
 def interleaved(decodings: list[Decoding], turn: int) -> None:
     """Finish the decodings of one turn; who is first among equals changes from turn to turn."""
     take_turns(decodings if turn % 2 == 0 else decodings[::-1], stride=STRIDE)
-
-
-@contextlib.contextmanager
-def timed_turns(recorded: Recorded, warm_up: Callable[[], None]) -> Iterator[None]:
-    """Warm up; inside, the clock may count: no long collection of garbage falls there. Graphs are counted."""
-    n_before = graphs.captures.n
-    warm_up()
-    n_warm = graphs.captures.n
-    recorded.before = n_warm - n_before
-    with old_objects_frozen():
-        try:
-            yield
-        finally:
-            recorded.in_turns = graphs.captures.n - n_warm
 
 
 def mixed(prompts: list[Prompt]) -> list[int]:
@@ -183,10 +150,11 @@ def measure(
         n = len({line.prompt_index for line in measured.lines})
         return f"{n} prompt{'s are' if n != 1 else ' is'} complete" if n else ""
 
+    _warm_up(bench, arms, samplings, prompts, tools)
     with (
         kept_when_stopped(complete) as stops,
         progress(len(turns) * len(samplings), "turn", title) as bar,
-        timed_turns(measured.graphs, functools.partial(_warm_up, bench, arms, samplings, prompts, tools)),
+        old_objects_frozen(),
     ):
         for repeat, index in turns:
             stream = repeat * 100_003 + index  # another one for every prompt and repeat, the same for every arm

@@ -104,7 +104,7 @@ def row_of(
         same_as_baseline=all(b.texts == s.texts for b, s in pairs) if has_texts else None,
         verdict=verdict(before / seconds, low, high, floor) if arm.speculative else None,
     )
-    return replace(row, **predictions(row, total)) if total.n_rounds else row
+    return replace(row, **predictions(row, total)) if total.baseline else row
 
 
 def _book(acceptance: float | None, draft_length: int | None) -> float | None:

@@ -67,7 +67,6 @@ class RunConfig:
     def head(self, measured: Measurement) -> dict[str, Any]:
         """Return the fields of files.LabRun: what ran, where and how."""
         optional = {
-            "graphs": vars(measured.graphs) if any(vars(measured.graphs).values()) else None,
             "rule": self.functions.rule.name if self.functions.rule.name != TOKEN.name else None,
             "functions": self.functions.about or None,
             "chat": any(prompt.chat for prompt in self.prompts) or None,
@@ -76,7 +75,6 @@ class RunConfig:
             "schema_version": files.SCHEMA_VERSION,
             **files.when_and_where(self.setup.device),
             "interrupted": measured.interrupted,
-            "unchecked": measured.unchecked or None,
             "settings": {
                 **self.setup.recorded,
                 "draft_lengths": self.draft_lengths,

@@ -146,7 +146,7 @@ def _sampled(entry: Facts) -> str:
 
 
 def remarks(run: LabRun) -> list[str]:
-    """Name what took part in the run and what disturbed it, and the texts that were not checked or are wrong."""
+    """Name what took part in the run and what disturbed it, and the texts that are wrong."""
     lines, probe, settings = list[str](), run.machine.get("probe"), run.settings
     if about := settings.get("functions"):
         lines.append(f"These functions took part in the speculative rows: {about}. The baseline is the lab's own.")
@@ -156,8 +156,6 @@ def remarks(run: LabRun) -> list[str]:
     if rule := settings.get("rule"):
         plain = f"accept rule: {rule}; sampled rows of models have no forecast"
         lines.append(LOSSY.format(rule=rule) if _is_lossy(run) else plain)
-    if run.unchecked:
-        lines.append(f"NOT CHECKED: {', '.join(run.unchecked)}; the run was stopped before these texts were judged")
     stopped = "Stopped before the end: rows cover the prompts that every arm had finished."
     return [*lines, *filter(None, [wrong_line(run), stopped * run.interrupted])]
 

@@ -49,7 +49,6 @@ class LabRun(Head):
 
     schema_version: Literal[2]
     models: dict[str, str]
-    unchecked: list[str] | None = None  # arms whose texts were not checked; absent where all were
 
 
 @dataclass(kw_only=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
-from speclab.records.rows import Decoded, Noise, RoundCounts, Row, Rung
+from speclab.records.rows import Decoded, Noise, Row, Rung
 from speclab.theory.costs import Costs, catch_ups
 from speclab.theory.forecast import AcceptProbs, Forecast, forecast
 from speclab.theory.formulas import book_formula, expected_tokens_per_round, leviathan_speedup, ratio_interval
@@ -38,16 +38,12 @@ def decoding(row: Row) -> Value:
 class PredictedSeconds:
     """The predicted seconds of one arm on one prompt, summed over repeats."""
 
-    n_tokens: int = 0  # tokens that the baseline decoded, without the one from prefill
-    n_rounds: int = 0  # rounds of the speculative run
-    n_drafted: int = 0
     baseline: float = 0.0
     draft: float = 0.0  # seconds of the drafts in the rounds that were made
     verify: float = 0.0
     overhead: float = 0.0
     expected: float = 0.0  # seconds of the rounds that the forecast expects; 0 where there is no forecast
     expected_rounds: float = 0.0
-    independent: bool = False  # the forecast is one of acceptance probabilities, whatever the rounds before
 
     def __iadd__(self, other: "PredictedSeconds") -> "PredictedSeconds":
         for item in fields(self):
@@ -55,56 +51,32 @@ class PredictedSeconds:
         return self
 
 
-Text = tuple[int, ...]
-
-
 def price(
     line: Decoded,
     baseline: Decoded,
     costs: Costs,
-    accept_probs: Callable[[Text], AcceptProbs] | None = None,
-    rounds_along: Callable[[Text], list[RoundCounts]] | None = None,
+    accept_probs: Callable[[tuple[int, ...]], AcceptProbs] | None = None,
     lookup_costs: Costs | None = None,
 ) -> PredictedSeconds:
     """Compute both predictions for one arm on one prompt.
 
-    accept_probs gives the draft's acceptance probabilities along a text of the baseline; rounds_along the rounds along
-    it, for a draft whose proposals depend on the rounds before. Without either there is no forecast. lookup_costs: the
-    costs of the rounds in which the lookup of a hybrid draft proposes; where they are missing, a text along which the
-    draft looks up has no forecast.
+    accept_probs gives the draft's acceptance probabilities along a text of the baseline; without it there is no
+    forecast. lookup_costs: of the rounds in which the lookup of a hybrid draft proposes.
     """
-    part, n_prompt, lookups = PredictedSeconds(), line.n_prompt, lookup_costs or costs
+    part = PredictedSeconds()
     for text, rounds in zip(baseline.texts, line.rounds, strict=True):
-        part += _seconds_of(rounds, n_prompt, costs, lookups)
-        part.n_tokens += len(text) - 1
-        part.baseline += sum(costs.step_seconds(n_prompt + i) for i in range(len(text) - 1))
-    for distinct, n_repeats in Counter(map(tuple, baseline.texts)).items():
-        if accept_probs:
-            found, part.independent = expected(accept_probs(distinct), line.arm.draft_length, costs, n_prompt), True
-            seconds, n_rounds = found.cost, found.n_rounds
-        elif rounds_along:
-            rounds = rounds_along(distinct)
-            if lookup_costs is None and any(made.looked_up for made in rounds):
-                return replace(part, expected=0.0, expected_rounds=0.0)
-            made = _seconds_of(rounds, n_prompt, costs, lookups)
-            seconds, n_rounds = made.draft + made.verify + made.overhead, made.n_rounds
-        else:
-            break
-        part.expected += n_repeats * seconds
-        part.expected_rounds += n_repeats * n_rounds
-    return part
-
-
-def _seconds_of(rounds: list[RoundCounts], context: int, of_model: Costs, of_lookup: Costs) -> PredictedSeconds:
-    """Price rounds, the first of which begins after `context` tokens."""
-    part = PredictedSeconds(n_rounds=len(rounds))
-    for (n_drafted, n_accepted, looked_up), catch_up in zip(rounds, catch_ups(rounds), strict=True):
-        costs = of_lookup if looked_up else of_model
-        part.n_drafted += n_drafted
-        part.draft += costs.draft_seconds(n_drafted, context, 1 if looked_up else catch_up)
-        part.verify += costs.verify_seconds(n_drafted + 1, context)
-        part.overhead += costs.overhead_seconds(n_drafted, rejected=n_accepted < n_drafted)
-        context += n_accepted + 1
+        context = line.n_prompt
+        part.baseline += sum(costs.step_seconds(context + i) for i in range(len(text) - 1))
+        for (n_drafted, n_accepted, looked_up), catch_up in zip(rounds, catch_ups(rounds), strict=True):
+            own = lookup_costs if looked_up and lookup_costs else costs
+            part.draft += own.draft_seconds(n_drafted, context, 1 if looked_up else catch_up)
+            part.verify += own.verify_seconds(n_drafted + 1, context)
+            part.overhead += own.overhead_seconds(n_drafted, rejected=n_accepted < n_drafted)
+            context += n_accepted + 1
+    for distinct, n_repeats in Counter(map(tuple, baseline.texts)).items() if accept_probs else ():
+        found = expected(accept_probs(distinct), line.arm.draft_length, costs, line.n_prompt)
+        part.expected += n_repeats * found.cost
+        part.expected_rounds += n_repeats * found.n_rounds
     return part
 
 
@@ -119,19 +91,19 @@ def expected(accept_probs: AcceptProbs, draft_length: int, costs: Costs, n_promp
 
 def predictions(row: Row, part: PredictedSeconds) -> dict[str, Any]:
     """Return the fields that the prices add to a measured row: costs in decode steps, predictions, and the ladder."""
-    step = part.baseline / part.n_tokens
-    draft, verify, overhead = (s / part.n_rounds / step for s in (part.draft, part.verify, part.overhead))  # of a round
+    step = part.baseline / row.n_emitted
+    draft, verify, overhead = (s / row.n_rounds / step for s in (part.draft, part.verify, part.overhead))  # of a round
     added: dict[str, Any] = {
-        "draft_cost": part.draft / part.n_drafted / step if part.n_drafted else None,
+        "draft_cost": part.draft / row.n_drafted / step if row.n_drafted else None,
         "verify_cost": verify,
         "overhead": overhead,
         "accounting": part.baseline / (part.draft + part.verify + part.overhead),
         "forecast": part.baseline / part.expected if part.expected else None,
-        "forecast_tokens_per_round": part.n_tokens / part.expected_rounds if part.expected else None,
+        "forecast_tokens_per_round": row.n_emitted / part.expected_rounds if part.expected else None,
     }
     acceptance_rate, k = row.acceptance_rate, row.draft_length
-    # The formula and the ladder know one length and no branches, and rounds that do not hang on the ones before.
-    if acceptance_rate is None or not k or not part.independent or not part.expected or row.book_formula is None:
+    # The formula and the ladder know one length and no branches.
+    if acceptance_rate is None or not k or not part.expected or row.book_formula is None:
         return added
     tau = expected_tokens_per_round(acceptance_rate, k)
     model = tau / (draft + verify + overhead)

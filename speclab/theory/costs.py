@@ -12,7 +12,7 @@ rare width.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from statistics import median_low
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from speclab.records.rows import RoundCounts
 
-CURVES = ("verify_at", "draft_at")
+Curve = Sequence[tuple[int, float]]  # (number, seconds), the numbers rising
 STALL = 3.0  # times the median of its kind; the slow state of a shared machine stays below 2
 
 
@@ -64,10 +64,10 @@ class Costs:
 
     step_at: float  # a decode step of the baseline at context 0
     step_slope: float  # over the context
-    verify_at: dict[int, float]  # width of the target's pass -> at context 0
+    verify_at: Curve  # width of the target's pass -> at context 0
     verify_slope: float
     draft_idle: float  # a round without a proposal still asks the drafter
-    draft_at: dict[int, float]  # tokens drafted -> at context 0; the first steps after a target pass cost the most
+    draft_at: Curve  # tokens drafted -> at context 0; the first steps after a target pass cost the most
     draft_catch: float  # every token to catch up with beyond the first
     draft_slope: float  # over drafted tokens times context
     rest_at: float  # accepting, rolling back, and the loop around them
@@ -94,24 +94,11 @@ class Costs:
         draft = self.draft_seconds(n_drafted, context, catch_up)
         return draft + self.verify_seconds(n_drafted + 1, context) + self.overhead_seconds(n_drafted)
 
-    def to_json(self) -> dict:
-        """Return plain JSON; the curves become [number, seconds] pairs."""
-        return asdict(self) | {name: sorted(map(list, getattr(self, name).items())) for name in CURVES}
 
-    @classmethod
-    def from_json(cls, record: dict) -> "Costs":
-        """Return the inverse of `to_json`. Older records have the rest in parts, and entries that are left out."""
-        if "rest_at" not in record:
-            at = record["accept_at"] + record["rollback"] + record["host"]
-            record = record | {"rest_at": at, "rest_each": record["accept_each"]}
-        known = {entry.name: record[entry.name] for entry in fields(cls) if entry.name in record}
-        return cls(**known | {name: {int(x): seconds for x, seconds in record[name]} for name in CURVES})
-
-
-def _read(curve: dict[int, float], x: int) -> float:
+def _read(curve: Curve, x: int) -> float:
     """Return a curve at x: linear between measured points. Beyond them it goes on as it does from the first point to
     the last, within two bounds: more never costs less, and never more per unit. One point alone is a constant."""
-    points, seconds = zip(*sorted(curve.items()), strict=True)
+    points, seconds = zip(*curve, strict=True)
     edge, at = min(max(x, points[0]), points[-1]), float(np.interp(x, points, seconds))
     slope = (seconds[-1] - seconds[0]) / max(points[-1] - points[0], 1)
     return at + min(max(slope, 0.0), at / edge) * (x - edge)
@@ -142,10 +129,10 @@ def fit(rounds: Sequence[RoundTime], steps: Sequence[RoundTime]) -> dict[tuple[s
         costs[drafter, temperature] = Costs(
             step_at=step_at.get(0, 0.0),
             step_slope=step_slope,
-            verify_at=verify_at,
+            verify_at=[*verify_at.items()],
             verify_slope=verify_slope,
             draft_idle=draft_idle,
-            draft_at=draft_at or {1: draft_idle},  # a lookup that never found anything: it is not needed
+            draft_at=[*draft_at.items()] or [(1, draft_idle)],  # a lookup that never found anything: it is not needed
             draft_catch=draft_catch,
             draft_slope=draft_slope,
             rest_at=rest_at[0],

@@ -27,25 +27,13 @@ def book_formula(acceptance: float, draft_length: int) -> float:
     tokens that came from fully accepted rounds.
 
     Fed with alpha, the acceptance of a tested position, it is a strict lower bound for 0 < alpha < 1 while rounds have
-    no overhead: 1 > alpha^k (k - (k - 1) alpha). Above the overhead `omega_star` it is too high.
+    no overhead: 1 > alpha^k (k - (k - 1) alpha).
 
     >>> [round(book_formula(a, k), 2) for a, k in [(0.7, 4), (0.8, 4), (0.7, 8), (0.8, 8)]]
     [2.11, 2.5, 2.58, 3.33]
     """
     _check(acceptance, draft_length, smallest=1)
     return 1 / (1 - acceptance + acceptance / draft_length)
-
-
-def omega_star(acceptance: float, draft_length: int) -> float:
-    """Return the overhead of a round, k c + (v - 1) + o, beyond which the book's formula over-estimates.
-
-    omega* solves tau / (1 + omega) = `book_formula`:  a (1 - a^k (k - (k - 1) a)) / (k (1 - a)).  At a = 1 it is 1 / k.
-
-    >>> [round(omega_star(a, k), 3) for a, k in [(0.7, 4), (0.8, 4), (0.7, 8), (0.8, 8)]]
-    [0.317, 0.345, 0.24, 0.299]
-    """
-    # In this form nothing cancels where a is close to 1.
-    return expected_tokens_per_round(acceptance, draft_length) / book_formula(acceptance, draft_length) - 1
 
 
 def expected_tokens_per_round(acceptance: float, draft_length: int) -> float:
@@ -59,18 +47,10 @@ def expected_tokens_per_round(acceptance: float, draft_length: int) -> float:
     return sum(acceptance**i for i in range(draft_length + 1))
 
 
-def model_speedup(
-    acceptance: float, draft_length: int, draft_cost: float, verify_cost: float, overhead: float
-) -> float:
-    """Return tau / (k c + v + o) if every tested position accepts independently."""
-    tau = expected_tokens_per_round(acceptance, draft_length)
-    return tau / (draft_length * draft_cost + verify_cost + overhead)
-
-
 def leviathan_speedup(acceptance: float, draft_length: int, draft_cost: float) -> float:
     """Return tau / (1 + k c): a pass of width k + 1 costs one decode step, nothing else costs. 2211.17192, theorem
     3.8"""
-    return model_speedup(acceptance, draft_length, draft_cost, verify_cost=1, overhead=0)
+    return expected_tokens_per_round(acceptance, draft_length) / (draft_length * draft_cost + 1)
 
 
 def _check(acceptance: float, draft_length: int, smallest: int = 0) -> None:

@@ -1,6 +1,5 @@
 """compare.py end to end on a tiny pair: the record, the tables, the pictures, the exit code, Ctrl-C, a busy machine."""
 
-import itertools
 import os
 import re
 import signal
@@ -13,7 +12,7 @@ import baseline_autoregressive
 import optimized_speculative
 from speclab.cli import compare as command
 from speclab.core.sampling import Sampling
-from speclab.lab import comparison, output_checks
+from speclab.lab import comparison
 from speclab.lab.bench import Bench
 from speclab.present.pictures import plots
 from speclab.records import files
@@ -79,64 +78,47 @@ def test_a_wrong_distribution_fails_the_run(run, pair_folder, monkeypatch):
     assert "NOT the target's distribution" in " ".join(ran.out.split())
 
 
-def test_a_draft_that_learns_is_replayed_in_the_order_of_the_run(run, pair_folder, monkeypatch):
-    texts = [("code", "def f(x):"), ("code", "def g(y):"), ("prose", "return x"), ("prose", "x is")]
-    order, right = [], comparison.rounds_of_texts
-
-    def rounds_of_texts(measured):
-        replayed = right(measured)
-        return lambda arm, index, text: order.append(index) or replayed(arm, index, text)
-
-    monkeypatch.setattr(comparison, "rounds_of_texts", rounds_of_texts)
-    drafts = f"hybrid:suffix+{pair_folder / 'draft'}"
-    assert run(*GREEDY, "--draft", drafts, "--limit", "2", "--max-new-tokens", "12", texts=texts).code == 0
-    assert list(dict.fromkeys(order)) == [0, 2, 1, 3]
-
-
 # --- what ends a run early --------------------------------------------------------------------------------------------
-
-NO_MEMORY = RuntimeError("DefaultCPUAllocator: can't allocate memory")
-PLACES = {  # a function, and in which of its calls it is stopped, by their number and arguments
-    "turns": (Bench, "budget", lambda n, bench, prompt, *_: prompt.kind == "prose"),
-    "checks": (output_checks, "judge_greedy", lambda n, measured, arm, *_: arm.draft == "ngram"),
-    "costs": (comparison, "calibrated", lambda n, *_: n <= 2),
-    "rows": (comparison, "build_rows", lambda n, *_: n <= 2),
-}
 
 
 @pytest.mark.parametrize(
-    ("place", "stop", "code", "said"),
+    ("stop", "code", "said"),
     [
-        ("turns", KeyboardInterrupt(), 0, "stopped; 1 prompt is complete"),
-        ("turns", EnvironmentProblem("the logits are not finite"), 3, "error: the logits are not finite"),
-        ("checks", KeyboardInterrupt(), 130, "stopped"),
-        ("checks", NO_MEMORY, 3, "error: out of memory"),
-        ("costs", KeyboardInterrupt(), 0, "stopped"),
-        ("rows", KeyboardInterrupt(), 0, "stopped"),
+        (KeyboardInterrupt(), 0, "stopped; 1 prompt is complete"),
+        (EnvironmentProblem("the logits are not finite"), 3, "error: the logits are not finite"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 3, "error: out of memory"),
     ],
 )
-def test_a_stop_keeps_what_is_measured_and_what_nobody_has_judged_is_named(run, monkeypatch, place, stop, code, said):
-    owner, name, when = PLACES[place]
-    honest, calls = getattr(owner, name), itertools.count(1)
+def test_a_stop_keeps_the_turns_that_are_finished(run, monkeypatch, stop, code, said):
+    honest = Bench.budget
 
-    def call(*args):
-        if when(next(calls), *args):
+    def budget(bench, prompt, *rest):
+        if prompt.kind == "prose":
             raise stop
-        return honest(*args)
+        return honest(bench, prompt, *rest)
 
-    monkeypatch.setattr(owner, name, call)
+    monkeypatch.setattr(Bench, "budget", budget)
     ran = run("-k", "2", "--temperature", "0")
     assert ran.code == code
     assert any(line.startswith(said) for line in ran.err.splitlines())
     assert ran.record.interrupted
     assert "Stopped before the end" in ran.out
-    assert {line.prompt_index for line in ran.record.raw} == ({0} if place == "turns" else {0, 1, 2})
+    assert {line.prompt_index for line in ran.record.raw} == {0}
     assert {row.method for row in ran.record.rows} == {"baseline", "generate", "model", "ngram"}
-    unjudged = ["ngram k=2 at temperature 0"] if place == "checks" else None
-    assert ran.record.unchecked == unjudged
-    assert [entry["arm"] for entry in ran.record.correctness] == ["model k=2", "ngram k=2"][: 1 if unjudged else 2]
-    for text in (ran.out, ran.page):
-        assert ("NOT CHECKED: ngram k=2 at temperature 0" in text) == bool(unjudged)
+    assert [entry["arm"] for entry in ran.record.correctness] == ["model k=2", "ngram k=2"]
+
+
+@pytest.mark.parametrize("place", ["judge", "build_rows"])
+def test_a_stop_behind_the_turns_ends_the_run(run, monkeypatch, place):
+    """No speed is shown of texts that nobody has checked."""
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparison, place, stop)
+    ran = run(*GREEDY)
+    assert (ran.code, list((ran.folder / "results").iterdir())) == (130, [])
+    assert "speedup" not in ran.out
 
 
 def test_a_signal_before_anything_is_measured(run, monkeypatch):

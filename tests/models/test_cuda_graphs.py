@@ -22,7 +22,7 @@ from speclab.engines.cuda import cuda_graphs, graphs
 from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.engines.cuda.kernels import GroupedAttention, Kernels
 from speclab.lab.bench import Bench
-from speclab.lab.harness import measure
+from speclab.lab.harness import interleaved, measure
 from speclab.models import engine_choice
 from speclab.models.cached import CachedModel
 from speclab.models.family import NoFastBackend
@@ -156,15 +156,27 @@ def setup_of(target: CachedModel, sampling: Sampling = Sampling()) -> Setup:
 
 
 def measured(lengths: tuple[int, ...], setup: Setup, draft: CachedModel, ks: tuple[int, ...] = (2, 4)):
-    """A measurement of every arm, temperature and catch-up on prompts of these lengths."""
+    """Measure every arm, temperature and catch-up on prompts of these lengths.  -> graphs recorded in its turns"""
     bench = Bench(setup, {"model": ModelDrafter(draft), "ngram": NgramDrafter(3, 1)}, 24, seed=0)
     arms = [BASELINE, *(Arm(name, name, k) for name in ("model", "ngram") for k in ks)]
     prompts = [Prompt("code", "", torch.randint(0, VOCAB, (1, n))) for n in lengths]
     instruments = {"model": [*range(max(ks) + 1)], "ngram": [0, 1, 2]}
-    found = measure(bench, arms, [0.0, 0.9], prompts, 1, instruments)
+    found, n_late = measured_on_graphs(bench, arms, prompts, instruments)
     assert len(found.lines) == len(lengths) * 2 * (len(arms) + 1)  # the baseline runs twice
-    assert found.graphs.before > 0
-    return found
+    return n_late
+
+
+def measured_on_graphs(bench: Bench, arms: list[Arm], prompts: list[Prompt], instruments: dict) -> tuple:
+    """-> the measurement, and the number of graphs that are recorded from its first turn on"""
+    counts = [graphs.captures.n]
+
+    def schedule(decodings, turn):
+        counts.append(graphs.captures.n)
+        interleaved(decodings, turn)
+
+    found = measure(bench, arms, [0.0, 0.9], prompts, 1, instruments, schedule=schedule)
+    assert counts[1] > counts[0], "nothing is recorded in the warm-up"
+    return found, graphs.captures.n - counts[1]
 
 
 @pytest.mark.parametrize("spare", [16, pytest.param(64, marks=pytest.mark.full)])
@@ -173,15 +185,14 @@ def test_no_graph_is_recorded_in_a_timed_turn(monkeypatch, spare):
     same models with other lengths."""
     monkeypatch.setattr(cuda_graphs, "SPARE", spare)
     setup, draft = setup_of(graphed()), graphed(noise=0.1)
-    assert measured((9, 20, 40), setup, draft).graphs.in_turns == 0
-    assert measured((40, 9), setup, draft, (2, 7)).graphs.in_turns == 0
+    assert measured((9, 20, 40), setup, draft) == 0
+    assert measured((40, 9), setup, draft, (2, 7)) == 0
 
 
-def test_late_recordings_are_counted(monkeypatch):
-    """Without a word beforehand they happen, and the record says so."""
+def test_without_a_word_beforehand_graphs_are_recorded_in_turns(monkeypatch):
+    """Otherwise the tests above prove nothing."""
     monkeypatch.setattr(Bench, "prepare", lambda *args: None)
-    found = measured((9, 40), setup_of(graphed()), graphed(noise=0.1))
-    assert found.graphs.in_turns > 0
+    assert measured((9, 40), setup_of(graphed()), graphed(noise=0.1)) > 0
 
 
 # --- Kernels ----------------------------------------------------------------------------------------------------------

@@ -49,8 +49,7 @@ def test_every_committed_record_is_read_with_its_numbers(path, tmp_path):
 
 def test_numbers_are_finite_with_seven_digits_and_what_is_not_there_is_left_out(run):
     assert "1.234568e-05" in files.to_json(replace(run, bandwidth=1.23456789e-5))
-    assert "unchecked" not in files.as_dict(run)
-    assert files.as_dict(replace(run, unchecked=["model k=2"]))["unchecked"] == ["model k=2"]
+    assert "eager" not in files.as_dict(replace(run, eager=None))
     for number in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match="not JSON compliant"):
             files.to_json(replace(run, rows=[replace(run.rows[0], speedup=number)]))

@@ -22,10 +22,10 @@ from tests.decoding import model_accept_probs
 COSTS = Costs(
     step_at=1.0,
     step_slope=0.01,
-    verify_at={1: 1.1, 2: 1.2, 3: 1.4, 4: 1.5, 5: 1.7},
+    verify_at=[(1, 1.1), (2, 1.2), (3, 1.4), (4, 1.5), (5, 1.7)],
     verify_slope=0.02,
     draft_idle=0.03,
-    draft_at={n: 0.1 + 0.08 * (n - 1) for n in range(1, 9)},
+    draft_at=[(n, 0.1 + 0.08 * (n - 1)) for n in range(1, 9)],
     draft_catch=0.02,
     draft_slope=0.001,
     rest_at=0.06,
@@ -57,10 +57,10 @@ def plain(*lengths: int, seconds: float = 1.0) -> Decoded:
     return made
 
 
-def explained(mine: Decoded, base: Decoded, *probs, **along):
+def explained(mine: Decoded, base: Decoded, *probs):
     """The row of an arm, with predictions from these costs."""
     row = row_of([mine], [base])
-    return replace(row, **predictions(row, price(mine, base, COSTS, *probs, **along)))
+    return replace(row, **predictions(row, price(mine, base, COSTS, *probs)))
 
 
 def seconds_of(n: int, t: int, catch_up: int) -> float:
@@ -94,8 +94,6 @@ ROUNDS = [RoundCounts(2, 2), RoundCounts(2, 0), RoundCounts(0, 0)]  # contexts 1
 
 def test_accounting_by_hand():
     part = price(speculated(2, ROUNDS), plain(6), COSTS, constant(HALF))
-    assert part.n_tokens == 5
-    assert (part.n_rounds, part.n_drafted) == (3, 4)
     assert part.baseline == pytest.approx(5 * 1.0 + 0.01 * (10 + 11 + 12 + 13 + 14))
     assert part.draft == pytest.approx(0.18 + 0.001 * 2 * 10 + (0.18 + 0.02 + 0.001 * 2 * 13) + 0.03)
     assert part.verify == pytest.approx(1.4 + 0.02 * 10 + 1.4 + 0.02 * 13 + 1.1 + 0.02 * 14)
@@ -109,18 +107,14 @@ def test_accounting_by_hand():
 
 def test_a_hybrids_rounds_have_the_costs_of_the_part_that_drafted():
     """By hand: the lookup's rounds are priced by its own costs, and the model then catches up with all of them."""
-    lookup = replace(
-        COSTS, draft_idle=0.0, draft_at=dict.fromkeys(range(1, 9), 0.001), draft_catch=0.5, draft_slope=0.0
-    )
+    lookup = replace(COSTS, draft_idle=0.0, draft_at=[(1, 0.001)], draft_catch=0.5, draft_slope=0.0)
     rounds = [RoundCounts(2, 2), RoundCounts(4, 3, looked_up=True), RoundCounts(2, 0)]
-    base, mine = plain(9), speculated(4, rounds)
-    part = price(mine, base, COSTS, rounds_along=lambda text: rounds, lookup_costs=lookup)
+    part = price(speculated(4, rounds), plain(9), COSTS, lookup_costs=lookup)
     drafts = [COSTS.draft_seconds(2, 10, 1), 0.001, COSTS.draft_seconds(2, 10 + 3 + 4, 2 + 4)]
     verify = [COSTS.verify_seconds(n + 1, context) for n, context in ((2, 10), (4, 13), (2, 17))]
     assert part.draft == pytest.approx(sum(drafts))
     assert part.verify == pytest.approx(sum(verify))
-    assert part.expected == pytest.approx(sum(drafts) + sum(verify) + part.overhead)
-    assert not price(mine, base, COSTS, rounds_along=lambda text: rounds).expected, "what a lookup costs is not known"
+    assert not part.expected
 
 
 def random_rounds(dice: random.Random, n: int, k: int) -> list[RoundCounts]:
@@ -203,12 +197,7 @@ def test_every_rung_is_its_formula(k):
     draft = statistics.mean(COSTS.draft_seconds(n, context, catch) for (n, *_), context, catch in made) / step
     verify = statistics.mean(COSTS.verify_seconds(n + 1, context) for (n, *_), context, _ in made) / step
     overhead = statistics.mean(COSTS.overhead_seconds(n) for n, *_ in rounds) / step
-    real = expected_seconds(
-        model_accept_probs([accept] * 12),
-        12,
-        k,
-        seconds_of,
-    )
+    real = expected_seconds(model_accept_probs([accept] * 12), 12, k, seconds_of)
     assert [(rung.name, rung.speedup) for rung in row.ladder] == [
         ("book formula", pytest.approx(1 / (1 - alpha + alpha / k))),
         ("bonus and partial drafts", pytest.approx(tau)),
@@ -239,18 +228,17 @@ def test_rows_without_drafts_have_predictions_and_no_ladder(k, rounds):
 
 
 @pytest.mark.parametrize(
-    ("arm", "along", "has"),
+    ("arm", "probs", "has"),
     [
-        (Arm("model", "model", 2), False, True),
-        (Arm("hybrid", "hybrid", 2), True, False),  # its rounds hang on the ones before
-        (Arm("model auto", "model auto", 2, auto=True), True, False),
-        (Arm("tree", "tree", 2, branches=True), False, False),
+        (Arm("model", "model", 2), [constant(HALF)], True),
+        (Arm("hybrid", "hybrid", 2), [], False),  # its rounds hang on the ones before
+        (Arm("model auto", "model auto", 2, auto=True), [], False),
+        (Arm("tree", "tree", 2, branches=True), [], False),
     ],
     ids=lambda value: value.label if isinstance(value, Arm) else "",
 )
-def test_a_ladder_is_only_for_what_the_formula_knows(arm, along, has):
-    """One length, no branches, and proposals that the text alone decides."""
-    known = {"rounds_along": lambda text: ROUNDS} if along else {"accept_probs": constant(HALF)}
-    row = explained(speculated(2, ROUNDS, arm=arm), plain(6), **known)
-    assert row.forecast
-    assert (row.ladder is not None) is (row.leviathan is not None) is has
+def test_a_ladder_is_only_for_what_the_formula_knows(arm, probs, has):
+    """One length, no branches, and proposals that the text alone decides; the accounting is for all."""
+    row = explained(speculated(2, ROUNDS, arm=arm), plain(6), *probs)
+    assert row.accounting
+    assert (row.forecast is not None) is (row.ladder is not None) is (row.leviathan is not None) is has

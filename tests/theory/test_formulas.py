@@ -17,8 +17,6 @@ from speclab.theory.formulas import (
     book_formula,
     expected_tokens_per_round,
     leviathan_speedup,
-    model_speedup,
-    omega_star,
     ratio_interval,
 )
 
@@ -83,21 +81,6 @@ def test_the_lower_bound_is_strict_in_fractions(alpha, k):
     assert book_formula(alpha, k) < tau
     assert book_formula(Fraction(0), k) == 1
     assert book_formula(Fraction(1), k) == k
-
-
-@given_cases
-@given(st.floats(0, 0.99), lengths)
-def test_omega_star_is_the_printed_closed_form(alpha, k):
-    """Two roads: the overhead that makes tau / (1 + omega) the book's value, and the formula in the text."""
-    closed = alpha * (1 - alpha**k * (k - (k - 1) * alpha)) / (k * (1 - alpha))
-    assert omega_star(alpha, k) == pytest.approx(closed, abs=1e-9)
-    assert (omega_star(1, k), omega_star(0, k)) == (pytest.approx(1 / k), 0)
-
-
-def test_model_speedup_is_tau_over_the_round():
-    """Four drafts of 0.1, a pass of 1.2 and 0.05 beside: 1.65 steps a round. Plain decoding makes one token a round."""
-    assert model_speedup(0.8, 4, 0.1, 1.2, 0.05) == pytest.approx(3.3616 / 1.65)
-    assert model_speedup(0.8, 0, 0.1, 1, 0) == expected_tokens_per_round(0.7, 0) == leviathan_speedup(0.7, 0, 0.1) == 1
 
 
 @given_cases

@@ -5,8 +5,8 @@ takes as long as launching them. A graph repeats the same kernels on the same ad
 reads its inputs from fixed tensors and writes its outputs to others.
 
 `capture` records a step, `graphed` makes a pure function of tensors run as graphs on a GPU (speclab/core/sampling.py).
-Recording stops the device, so it is done before anything is timed; `captures.n` counts it, and the harness proves with
-it that no timed turn recorded anything.
+Recording stops the device, so it is done before anything is timed; `captures.n` counts it, and tests prove with it that
+no timed turn records anything.
 """
 
 import contextlib

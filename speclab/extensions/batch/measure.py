@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from speclab.core.clock import old_objects_frozen
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
@@ -21,7 +22,7 @@ from speclab.extensions.batch.decoding.loops import autoregressive_decode_batch,
 from speclab.extensions.batch.decoding.texts import Request
 from speclab.extensions.batch.expectations import Expectations, OfOne, PassTimer, Way, make_timer, of_one
 from speclab.lab import output_checks
-from speclab.lab.harness import Measurement, Recorded, kept_when_stopped, take_turns, timed_turns
+from speclab.lab.harness import Measurement, kept_when_stopped, take_turns
 from speclab.lab.rows import noise_floors, rows_of
 from speclab.lab.run_config import RunConfig
 from speclab.records.files import ComparisonRun
@@ -53,7 +54,6 @@ class Batches:
 
     config: RunConfig
     decodings: dict[BatchArm, BatchDecoding] = field(default_factory=dict)
-    graphs: Recorded = field(default_factory=Recorded)
 
     @property
     def complete(self) -> str:
@@ -72,7 +72,7 @@ def compare_batches(config: RunConfig, batches: list[int]) -> tuple[ComparisonRu
     with kept_when_stopped(lambda: decoded.complete) as stops:
         decode(decoded, arms(config, sizes), timer)
     measured = judge(decoded)
-    measured.stop = measured.stop or next(iter(stops), None)
+    measured.stop = next(iter(stops), None)
     lines = finished(list(lines_of(decoded)), decoded)
     rows = rows_of(lines)
     if not measured.interrupted:
@@ -127,13 +127,9 @@ def requests_of(config: RunConfig, n_texts: int) -> list[int]:
 
 def decode(decoded: Batches, ways: list[BatchArm], timer: PassTimer) -> None:
     """Run every way to decode over its requests; passes are timed in between, on the same state of the machine."""
-    config, engines = decoded.config, {}
-
-    def warm_up() -> None:
-        for one in ways:
-            engines[one] = _warmed(config, one)
-
-    with timed_turns(decoded.graphs, warm_up):
+    config = decoded.config
+    engines = {one: _warmed(config, one) for one in ways}
+    with old_objects_frozen():
         decoded.decodings = {
             one: _decoding(config, one, engines[one], requests_of(config, one.n_texts), config.max_new_tokens)
             for one in ways
@@ -231,8 +227,7 @@ def judge(decoded: Batches) -> Measurement:
     temperature, prompts = config.temperatures[0], config.prompts
     most = max((requests_of(config, one.n_texts) for one in decoded.decodings), key=len)
     measured = Measurement(config.bench(), [prompts[number] for number in most])
-    measured.graphs = decoded.graphs
-    waiting: dict[str, tuple[Arm, float]] = {}
+    asked: list[tuple[Arm, float]] = []
     of_first = decoded.decodings[FIRST]
     for one, decoding in decoded.decodings.items():
         arm = BASELINE if one == FIRST else replace(one.arm, method=f"{one.arm.method}, {one.n_texts} at a time")
@@ -246,8 +241,8 @@ def judge(decoded: Batches) -> Measurement:
             line.lossy_rule = measured.bench.lossy_rule(arm)
             measured.lines.append(line)
         if one != FIRST and (temperature == 0 or arm.speculative):
-            waiting[f"{one.arm.label}, {one.n_texts} at a time"] = arm, temperature
-    output_checks.judge(measured, waiting)
+            asked.append((arm, temperature))
+    output_checks.judge(measured, asked)
     return measured
 
 

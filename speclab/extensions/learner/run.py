@@ -144,7 +144,7 @@ def chosen(learner: ModuleType, run: ComparisonRun, rows: list[Row], entry: dict
     best, longest = max(fixed, key=lambda row: row.speedup), max(run.settings["draft_lengths"])
     n_prompt = mean({line.prompt_index: line.n_prompt for line in run.raw}.values())
     context = n_prompt + run.settings["max_new_tokens"] / 2
-    costs, k = Costs.from_json(entry["costs"]), best.draft_length
+    costs, k = Costs(**entry["costs"]), best.draft_length
     step, verify = costs.step_seconds(context), lambda width: costs.verify_seconds(width, context) / step
     prices = costs.draft_seconds(k, context) / k / step, verify, costs.overhead_seconds(k) / step
     length = ask(6, learner.best_draft_length, best.acceptance_rate, *prices, longest, check=whole(0, longest))

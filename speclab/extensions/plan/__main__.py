@@ -19,7 +19,7 @@ import argparse
 import functools
 import operator
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from speclab.cli import compare, flags, parsing
 from speclab.cli.compare import Output, show
 from speclab.lab.comparison import measure_and_judge
 from speclab.lab.harness import Measurement
-from speclab.lab.known_texts import CostTable, ProbsOfText, calibrated, probs_of_texts
+from speclab.lab.known_texts import ProbsOfText, calibrated, probs_of_texts
 from speclab.lab.output_checks import exit_code
 from speclab.lab.rows import noise_floors
 from speclab.lab.run_config import RunConfig
@@ -99,27 +99,22 @@ def make(config: RunConfig) -> tuple[PlanRun, Measurement]:
     """Return the plan, and what it is made from."""
     instruments = config.instruments(config.arms())
     measured = measure_and_judge(config, [BASELINE], instruments, "calibrating")
-    costs: CostTable = {}
-    with measured.kept("the measurements are complete, their costs are not"):
-        costs = calibrated(measured)
+    costs = calibrated(measured)
     if not costs:
         raise measured.stop or UsageProblem("too few tokens to calibrate with; use a larger --max-new-tokens")
     entries: list[PlanEntry] = []
     facts: list[DraftFacts] = []
     probs = probs_of_texts(measured, max(config.draft_lengths))
-    with measured.kept("the measurements are complete, the plans of some drafts are missing"):
-        for (draft, temperature), own in costs.items():
-            drafter = config.drafters[draft]
-            most = min(drafter.longest_draft, max(config.draft_lengths))
-            # Beyond the tokens of a block nothing changes; of lengths that are all beyond it the first one stays.
-            lengths = sorted(k for k in config.draft_lengths if k <= most) or [min(config.draft_lengths)]
-            name = {"method": config.method(draft), "draft": draft, "temperature": temperature}
-            samples = measured.of(BASELINE, temperature)
-            by_length, fact = planned(samples, own, probs, lengths, name)
-            entries += by_length
-            facts.append(fact)
-    if not facts:
-        raise measured.stop or AssertionError("nothing stopped it")
+    for (draft, temperature), own in costs.items():
+        drafter = config.drafters[draft]
+        most = min(drafter.longest_draft, max(config.draft_lengths))
+        # Beyond the tokens of a block nothing changes; of lengths that are all beyond it the first one stays.
+        lengths = sorted(k for k in config.draft_lengths if k <= most) or [min(config.draft_lengths)]
+        name = {"method": config.method(draft), "draft": draft, "temperature": temperature}
+        samples = measured.of(BASELINE, temperature)
+        by_length, fact = planned(samples, own, probs, lengths, name)
+        entries += by_length
+        facts.append(fact)
     return PlanRun(**config.head(measured), drafts=facts, noise=noise_floors(measured.lines), plan=entries), measured
 
 
@@ -165,7 +160,7 @@ def planned(
         speedup=best.speedup,
         step_seconds=step,
         n_tokens=n_tokens,
-        costs=costs.to_json(),
+        costs=asdict(costs),
     )
     return entries, fact
 
@@ -261,10 +256,8 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
     config, output = compare.prepare(args, f"{args.name}-plan", lengths, temperatures, chains_only="a plan")
     for name, drafter in config.drafters.items():
-        if len(drafter.parts) > 1:
-            raise UsageProblem(
-                f"--draft {name}: what it drafts depends on the rounds before, so no plan knows it; leave it out"
-            )
+        if len(drafter.parts) > 1 or drafter.runs_target:
+            raise UsageProblem(f"--draft {name}: no plan knows what its rounds draft and cost; leave it out")
     return config, output
 
 

@@ -14,6 +14,7 @@ from speclab.core.rounds import AcceptResult, Draft, n_leading
 from speclab.core.rules import Rule
 from speclab.core.sampling import Sampling, draw
 from speclab.extensions.rules.chains import judge_chain
+from speclab.extensions.rules.distance import measure
 
 
 def accept_lenient(draft: Draft, target_probs: Tensor, uniforms: Tensor, lenience: float) -> AcceptResult:
@@ -81,7 +82,9 @@ def lenient(argument: str) -> Rule:
         return judge_chain("lenient", draft, logits, sampling, uniforms, accept_lenient, (lenience,))
 
     law = functools.partial(lenient_law, lenience=lenience) if lenience < 1 else None
-    return Rule(_named("lenient", lenience), judge, "the draft's probability is scaled by L in the test", law)
+    return Rule(
+        _named("lenient", lenience), judge, "the draft's probability is scaled by L in the test", law, distance=measure
+    )
 
 
 def typical(argument: str) -> Rule:
@@ -91,7 +94,9 @@ def typical(argument: str) -> Rule:
         return judge_chain("typical", draft, logits, sampling, uniforms, accept_typical, (epsilon,))
 
     law = functools.partial(typical_law, epsilon=epsilon)
-    return Rule(_named("typical", epsilon), judge, "tokens above min(E, sqrt(E) exp(-entropy)) are kept", law)
+    return Rule(
+        _named("typical", epsilon), judge, "tokens above min(E, sqrt(E) exp(-entropy)) are kept", law, distance=measure
+    )
 
 
 def _number(argument: str, may_be_one: bool = False) -> float:

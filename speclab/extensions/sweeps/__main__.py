@@ -34,10 +34,10 @@ from speclab.cli import compare, flags, parsing
 from speclab.cli.compare import show
 from speclab.drafts import registry
 from speclab.drafts.registry import check_prompts
-from speclab.lab.comparison import build_rows, measure_and_judge, with_costs
+from speclab.lab.comparison import build_rows, measure_and_judge
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.instruments import noisy
-from speclab.lab.known_texts import CostTable
+from speclab.lab.known_texts import calibrated
 from speclab.lab.output_checks import exit_code
 from speclab.lab.rows import noise_floors
 from speclab.lab.run_config import RunConfig
@@ -105,7 +105,7 @@ def _rows(config: RunConfig, title: str = "measuring") -> tuple[list[Row], Measu
     """Measure the rows of a small comparison, checked, and calibrated in its own turns."""
     arms = config.arms()
     measured = measure_and_judge(config, arms, config.instruments(arms), title)
-    return with_costs(measured, lambda costs: build_rows(measured, costs)), measured
+    return build_rows(measured, calibrated(measured)), measured
 
 
 def _points(rows: list[Row], x: Callable[[Row], float | str], series: Callable[[Row], str]) -> list[Point]:
@@ -134,12 +134,9 @@ def _acceptance(config: RunConfig) -> Points:
     arms = config.arms()
     instruments = config.instruments(arms)
     measured = measure_and_judge(config, arms, {name: instruments[name] for name in calibrated_by.values()})
-
-    def build(middle_costs: CostTable) -> list[Row]:
-        costs = {(name, 0.0): middle_costs[calibrated_by[series(name)], 0.0] for name in accuracy if middle_costs}
-        return build_rows(measured, costs)
-
-    rows = with_costs(measured, build)
+    found = calibrated(measured)
+    costs = {(name, 0.0): found[calibrated_by[series(name)], 0.0] for name in accuracy if found}
+    rows = build_rows(measured, costs)
     return _points(rows, lambda r: accuracy[r.draft or ""], lambda r: series(r.draft or "")), measured
 
 
@@ -165,8 +162,6 @@ def _by_size(sizes: list[int], run: Callable[[int], tuple[list[Row], Measurement
             total.lines += [replace(line, prompt_index=line.prompt_index + n_before) for line in measured.lines]
             total.prompts = [*total.prompts, *measured.prompts]
             total.correctness += measured.correctness
-            total.unchecked += measured.unchecked
-            total.graphs.in_turns += measured.graphs.in_turns
             total.stop = total.stop or measured.stop
         if measured.interrupted:
             break

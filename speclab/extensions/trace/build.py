@@ -12,7 +12,7 @@ if __name__ == "__main__":
 import itertools
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from optimized_speculative import speculative_decode
@@ -143,7 +143,16 @@ def priced(trace: Trace, costs: Costs, n_prompt: int, looked_up: Costs) -> Trace
 
 def greedy_costs(run: ComparisonRun) -> dict[str, Costs]:
     """Return the costs of a comparison's greedy rounds by draft; those of a hybrid's lookup as "hybrid, lookup"."""
-    return {one["drafter"]: Costs.from_json(one["costs"]) for one in run.costs if one["temperature"] == 0}
+    return {one["drafter"]: costs_of(one["costs"]) for one in run.costs if one["temperature"] == 0}
+
+
+def costs_of(record: Mapping[str, Any]) -> Costs:
+    """Return recorded costs. Older records have other entries, and the rest of a round in three parts."""
+    known = {entry.name: record[entry.name] for entry in fields(Costs) if entry.name in record}
+    if "accept_at" in record:
+        known["rest_at"] = record["accept_at"] + record["rollback"] + record["host"]
+        known["rest_each"] = record["accept_each"]
+    return Costs(**known)
 
 
 def presets() -> list[dict[str, Any]]:

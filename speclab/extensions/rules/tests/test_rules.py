@@ -9,8 +9,8 @@ from speclab.core.rounds import Draft
 from speclab.core.rules import rule_of
 from speclab.core.sampling import Sampling
 from speclab.engines.cuda import graphs
+from speclab.extensions.rules.distance import distances
 from speclab.extensions.rules.lossy import typical_threshold
-from speclab.lab.output_checks import distances
 from speclab.system.errors import UsageProblem
 from tests.recorder import stand_in
 
@@ -93,3 +93,6 @@ def test_every_row_of_a_lossy_rule_says_so_and_how_far_it_is_off(run, rule):
     drafted = [row for row in record.rows if row.draft_length and row.method == "model"]
     assert drafted
     assert all(row.lossy_rule == rule and 0.001 < row.total_variation < 1 for row in drafted)
+    every, *kinds = (row.total_variation for row in drafted)
+    assert every == pytest.approx(sum(kinds) / len(kinds))  # all prompts have as many tokens
+    assert f"x LOSSY {every:.3f}" in out

@@ -9,7 +9,7 @@ from speclab.extensions.sweeps.__main__ import Point, SweepRun
 from speclab.present import tables
 from speclab.records.files import SCHEMA_VERSION
 from speclab.records.rows import Noise
-from speclab.theory.formulas import model_speedup
+from speclab.theory.formulas import expected_tokens_per_round
 from tests.present.made import make_row
 
 DRAFT, VERIFY, OVERHEAD = 0.15, 1.3, 0.05  # costs of the made-up machine, in decode steps
@@ -18,7 +18,7 @@ COSTS = (DRAFT, VERIFY, OVERHEAD)
 
 def point(x, series="model", alpha=0.7, speedup=None, half=0.1, costs=COSTS, method=None, n_tokens=1000):
     """A row of a made-up run with independent acceptance at k = 4; `half` is the interval's half-width as a share."""
-    model = model_speedup(alpha, 4, *costs)
+    model = expected_tokens_per_round(alpha, 4) / (4 * costs[0] + costs[1] + costs[2])
     speedup = model * 0.98 if speedup is None else speedup
     of_row = dict(zip(("draft_cost", "verify_cost", "overhead"), costs, strict=True)) | {
         "speedup": speedup,

@@ -6,10 +6,9 @@ import pytest
 
 from speclab.extensions.sweeps import __main__ as sweeps
 from speclab.extensions.sweeps.__main__ import SWEEPS, SweepRun, main, make_parser
-from speclab.lab import comparison, known_texts
+from speclab.lab import comparison
 from speclab.models import prompts
 from speclab.records.files import read
-from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
 from tests.branching import add_branching
 
@@ -99,17 +98,6 @@ def test_ctrl_c_keeps_what_is_done(run, tmp_path, monkeypatch):
     pages = {path.name for path in (tmp_path / "results").glob("*.md")}
     assert "local-sweep-acceptance.md" in pages
     assert "local-sweep-output-length.md" not in pages
-
-
-def test_a_stop_after_the_measurement_keeps_its_rows(run, tmp_path, monkeypatch):
-    def fail(*args):
-        raise EnvironmentProblem("not finite")
-
-    monkeypatch.setattr(known_texts, "accept_probs", fail)
-    assert run("output-length", "-k", "1")[0] == 3
-    made = found(tmp_path, "output-length")
-    assert made.interrupted
-    assert made.points
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,11 @@ from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.extensions.trees.merged import MergedDrafter
 from speclab.extensions.trees.register import check_tree
 from speclab.lab.bench import Bench
-from speclab.lab.harness import measure
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.records.rows import BASELINE, Arm
 from tests.decoding import speculative_rounds
-from tests.models.test_cuda_graphs import setup_of
+from tests.models.test_cuda_graphs import measured_on_graphs, setup_of
 from tests.models.test_rope import GRID, check_texts_up_to_the_limit
 from tests.recorder import graphed, stand_in
 from tests.test_cuda import N_NEW, PROMPT, exact_products  # noqa: F401 - a fixture
@@ -47,10 +46,9 @@ def test_no_graph_is_recorded_in_a_timed_turn_with_trees(monkeypatch):
     arms = [BASELINE, *(Arm(name, name, {"tree": 14, "best": 6, "merged": 8}[name]) for name in drafters)]
     prompts = [Prompt("code", "", torch.randint(0, VOCAB, (1, n))) for n in (9,)]
     instruments = {arm.draft: [0, 3, arm.draft_length] for arm in arms[1:]}
-    found = measure(bench, arms, [0.0, 0.9], prompts, 1, instruments)
+    found, n_late = measured_on_graphs(bench, arms, prompts, instruments)
     assert len(found.lines) == 2 * (len(arms) + 1)
-    assert found.graphs.before > 0
-    assert found.graphs.in_turns == 0
+    assert n_late == 0
 
 
 @pytest.mark.cuda
