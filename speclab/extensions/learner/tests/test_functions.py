@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import sys
+from dataclasses import fields
 from fractions import Fraction
 from types import ModuleType, SimpleNamespace
 
@@ -32,6 +33,7 @@ from speclab.models.cached import CachedModel
 from speclab.records.files import ComparisonRun, read
 from speclab.system import extensions, paths
 from speclab.system.errors import Problem, UsageProblem
+from speclab.theory.costs import Costs
 from tests.tiny_models import VOCAB, perturbed, tiny
 
 STEMS = {exercise.number: exercise.stem for exercise in checks.exercises()}
@@ -435,6 +437,10 @@ def test_the_solutions_lengths_are_near_the_best_measured_ones():
     """From the same costs, and an average of the acceptance."""
     record = read(paths.ROOT / "results" / "cpu-2-cores-default.json", ComparisonRun)
     rows = [row for row in record.rows if row.draft and row.prompt_kind == "all"]
+    for entry in record.costs:  # the record has the rest of a round in parts
+        old = entry["costs"]
+        old |= {"rest_at": old["accept_at"] + old["rollback"] + old["host"], "rest_each": old["accept_each"]}
+        entry["costs"] = {field.name: old[field.name] for field in fields(Costs)}
     lines = [run.chosen(solution(6), record, rows, entry) for entry in record.costs]
     found = [(int(cells[3]), int(cells[5])) for cells in lines if cells]
     assert len(found) >= 4

@@ -164,7 +164,7 @@ def test_only_a_length_that_is_faster_is_recommended(k, speedup, said):
         (["-k", "2,auto"], ("-k 2,auto", "give")),
         (["-k", "300"], ("-k 300", "256 or less")),
         (["--draft", "branching"], ("branching has branches", "leave it out")),
-        (["--draft", "hybrid:ngram+{draft}"], ("hybrid:ngram+draft", "no plan knows it")),
+        (["--draft", "hybrid:ngram+{draft}"], ("hybrid:ngram+draft", "no plan knows what its rounds draft")),
         (["--max-new-tokens", "1"], ("--max-new-tokens 2",)),
         (["--max-new-tokens", "999", "--prompt", "x"], ("512", "at most 511 new tokens")),
     ],
