@@ -1,7 +1,6 @@
 """compare.py end to end on a tiny pair: the record, the tables, the pictures, the exit code, Ctrl-C, a busy machine."""
 
 import os
-import re
 import signal
 from dataclasses import replace
 
@@ -33,7 +32,6 @@ def test_record_tables_and_pictures(whole):
             assert row.n_emitted == row.n_accepted + row.n_rounds  # nothing is cut: EOS is ignored
             assert row.n_rejected <= row.n_rounds
             assert row.same_as_baseline is (True if row.temperature == 0 else None)
-            assert re.search(rf"{re.escape(row.method)}.*\b{row.speedup:.2f}x", whole.page)
     everything = [row for row in record.rows if row.prompt_kind == "all"]
     assert all(row.n_emitted == 2 * 3 * 15 for row in everything), "prefill's token was counted, or a budget was missed"
     assert {(row.method, row.draft_length) for row in everything if row.temperature == 0.8} >= {
