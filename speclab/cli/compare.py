@@ -97,12 +97,8 @@ def prepare(
     lengths: list[int],
     temperatures: list[float],
     functions: LoopFunctions | None = None,
-    chains_only: str = "",
 ) -> tuple[RunConfig, "Output"]:
-    """Load and check everything before anything is timed.
-
-    name: what all files begin with. chains_only: what cannot judge drafts with branches.
-    """
+    """Load and check everything before anything is timed. name: what all files begin with"""
     if args.max_new_tokens < 2:
         raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
     output = Output(args, name)
@@ -111,8 +107,6 @@ def prepare(
     choices = registry.read_all([kind for kind in args.draft.split(",") if kind])
     if 0 not in temperatures and all(choice.only_greedy for choice in choices):
         raise UsageProblem(f"{choices[0].only_greedy}, or add 0 to the temperatures")
-    if chains_only:
-        registry.check_chains(chains_only, choices)
     flags.check_rule(args.rule, temperatures, choices)
     if not lengths:  # beside numbers a draft that cannot choose has those
         for choice in choices:

@@ -35,9 +35,8 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_model_flags(parser: argparse.ArgumentParser) -> Group:  # for further flags of the machine
     group = parser.add_argument_group("models and machine")
-    names = "folder, hub name or lab:SIZE, the lab's target padded, as in lab:200m; help: all kinds of names"
-    name = _or_help(lambda: "\n".join([*loading.usages(), "lab:SIZE"]), some_name)
-    group.add_argument("--target", type=name, default=LAB_TARGET, metavar="NAME", help=names)
+    names = "folder, hub name or lab:SIZE, the lab's target padded, as in lab:200m"
+    group.add_argument("--target", type=some_name, default=LAB_TARGET, metavar="NAME", help=names)
     for flag, choices, auto in (("--device", DEVICES, "cuda, else cpu"), ("--dtype", DTYPES, "bfloat16 on cuda")):
         listed = f"{', '.join(choices)}; auto: {auto}"
         group.add_argument(flag, choices=choices, default="auto", metavar="NAME", help=listed)

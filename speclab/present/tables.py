@@ -143,8 +143,7 @@ def interval(low: float | None, high: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Write a signed share; beyond a factor of ten its size no longer matters."""
-    return "-" if share is None else f"{share:+.0%}" if share < 9.995 else ">999%"
+    return "-" if share is None else f"{share:+.0%}"
 
 
 def temperature_name(temperature: float) -> str:

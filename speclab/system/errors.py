@@ -5,6 +5,7 @@ An error names the cause and the next thing to type.
 
 import contextlib
 import functools
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -47,36 +48,37 @@ def reports_problems(main: Callable[..., int | None]) -> Callable[..., int]:
             for number in (signal.SIGINT, signal.SIGTERM):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # a job in the background may ignore Ctrl-C
                     signal.signal(number, signal.default_int_handler)
-        code = _run(main, *args, **kwargs)
-        failure = terminal.flush_output()
-        return report(failure) if failure and not code else code
+        try:
+            code = main(*args, **kwargs) or 0
+        except KeyboardInterrupt:
+            terminal.note("stopped")
+            code = 130
+        except Exception as error:
+            code = report(error)
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())  # or Python would fail on the same bytes when it ends
+            code = code or report(error)
+        return code
 
     return wrapped
 
 
-def report(problem: Exception) -> int:
-    """Say what went wrong in one line on stderr.  -> exit code"""
-    text = str(problem)
-    if isinstance(problem, OSError):
-        text = f"{problem.filename or 'standard output'}: {problem.strerror or problem}; check the path and the disk"
-    terminal.note(f"error: {' '.join(text.split())}")
-    return getattr(problem, "exit_code", EnvironmentProblem.exit_code)
-
-
-def _run(main: Callable[..., int | None], *args: Any, **kwargs: Any) -> int:
-    try:
-        return main(*args, **kwargs) or 0
-    except BrokenPipeError:  # the reader of a pipe left; nothing is left to say
+def report(error: Exception) -> int:
+    """Say in one line on stderr what a user can solve. Raises any other error again.  -> exit code"""
+    if isinstance(error, BrokenPipeError):  # the reader of a pipe left; nothing is left to say
         return 0
-    except (Problem, OSError) as problem:
-        return report(problem)
-    except KeyboardInterrupt:
-        terminal.note("stopped")
-        return 130
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        return report(EnvironmentProblem(f"out of memory: {first_line(error)}; use a smaller model or shorter texts"))
+    if is_out_of_memory(error):
+        error = EnvironmentProblem(f"out of memory: {first_line(error)}; use a smaller model or shorter texts")
+    elif isinstance(error, OSError):
+        where = error.filename or "standard output"
+        error = EnvironmentProblem(f"{where}: {error.strerror or error}; check the path and the disk")
+    elif not isinstance(error, Problem):
+        raise error
+    terminal.note(f"error: {' '.join(str(error).split())}")
+    return error.exit_code
 
 
 def is_out_of_memory(error: BaseException) -> bool:

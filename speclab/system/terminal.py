@@ -4,7 +4,6 @@ Standard library only: check.py and every error need this before anything else c
 """
 
 import contextlib
-import os
 import sys
 import unicodedata
 from typing import Any
@@ -51,15 +50,3 @@ def open_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure") and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="replace")
-
-
-def flush_output() -> OSError | None:
-    """Write what is buffered for standard output. Where that fails it is silenced for good.  -> why, if it did"""
-    try:
-        if sys.stdout:
-            sys.stdout.flush()
-    except OSError as error:
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # or Python would fail on the same bytes when it ends
-        return None if isinstance(error, BrokenPipeError) else error
-    return None

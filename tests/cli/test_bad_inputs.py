@@ -1,6 +1,6 @@
 """Bad inputs end in one line that names the cause and what to do, with the right exit code, and nothing is half done.
 
-The table is in bad_inputs.py. Most commands run in this process; a few need a process of their own.
+The table is in bad_inputs.py.
 """
 
 import importlib
@@ -8,8 +8,6 @@ import io
 import os
 import re
 import shlex
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -90,42 +88,4 @@ def check_row(folder: Path, capfd, monkeypatch, row: Row) -> None:
 
 def test_the_table_knows_every_script():
     assert len({(row.command, row.stdin) for row in ROWS}) == len(ROWS)
-    assert len({words_of(row.command)[0] for row in ROWS}) == 10
-
-
-# --- processes of their own ---
-
-LOADING = "loading PyTorch\n"
-PLAIN = "baseline_autoregressive.py --threads 1 --engine eager --max-new-tokens 3 --target target"
-
-
-def started(folder: Path, command: str, shell: str = "", **environment: str) -> subprocess.Popen:
-    """A command of the table's kind as a user's shell runs it, `shell` behind it."""
-    script, *words = shlex.split(command)
-    line = shlex.join([sys.executable, str(ROOT / script), *words])
-    return subprocess.Popen(
-        ["/bin/sh", "-c", f"exec {line} {shell}"],
-        cwd=folder, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
-@pytest.mark.full
-def test_names_that_are_no_text_in_an_encoding_that_knows_little(folder):
-    """Bytes that are not UTF-8 and others that ASCII lacks, on a command line that ASCII has read."""
-    odd = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    process = started(folder, f"{PLAIN} --prompts ü\udcff.txt", **odd)
-    out, err = process.communicate()
-    is_one_line(err.decode("ascii").removeprefix(LOADING), "cannot read the prompts file", "No such file")
-    assert (process.returncode, out) == (2, b"")
-
-
-def test_a_request_to_end_while_a_pipe_has_nothing_to_say(folder):
-    process = started(folder, f"{PLAIN} --prompts fifo")
-    with open(folder / "fifo", "wb"):  # opened when the script opens it, too
-        process.terminate()
-        try:
-            out, err = process.communicate(timeout=20)
-        except subprocess.TimeoutExpired:  # it came between Python's look for signals and the read: the next is seen
-            process.terminate()
-            out, err = process.communicate()
-    assert (process.returncode, out, err.decode().removeprefix(LOADING)) == (130, b"", "stopped\n")
+    assert len({words_of(row.command)[0] for row in ROWS}) == 9

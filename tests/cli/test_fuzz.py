@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer
 
 from speclab.cli import parsing
-from speclab.models import generation, loading, prompts
+from speclab.models import loading, prompts
 from speclab.records.files import ComparisonRun, read
 from speclab.system import files, terminal
 from speclab.system.errors import EnvironmentProblem, Problem
@@ -115,23 +115,6 @@ def test_prompts_are_ids_or_a_problem(tokenizer, data, typed):
         (prompt,) = prompts.encode([("prompt", typed)], tokenizer)
         assert prompt.ids.shape[1] > 0
         assert prompt.text.encode()
-
-
-# --- generation settings ---
-
-SETTINGS = st.sampled_from(
-    ["temperature", "top_k", "eos_token_id", "bad_words_ids", "forced_eos_token_id", "max_length", "x"]
-)
-
-
-@given(st.dictionaries(SETTINGS | st.text(max_size=5), JSON, max_size=4))
-@MANY
-def test_generation_settings_of_a_checkpoint_are_named_or_refused(chosen):
-    with new_folder() as folder, contextlib.suppress(EnvironmentProblem):
-        (folder / "generation_config.json").write_text(json.dumps(chosen))
-        read = loading.loaded(str(folder), "its settings", lambda: GenerationConfig.from_pretrained(folder))
-        assert all(type(i) is int and i >= 0 for i in generation.eos_ids(read))
-        assert isinstance(generation.unapplied_settings(read), str)
 
 
 # --- records ---

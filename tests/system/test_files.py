@@ -2,7 +2,6 @@
 
 import os
 import socket
-import threading
 from pathlib import Path
 
 import pytest
@@ -61,25 +60,6 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
         files.write_whole(target, "new")
     assert target.read_text() == "old"
     assert names(tmp_path) == ["file.json"]
-
-
-def test_writers_of_one_name_do_not_tear_each_other(tmp_path):
-    """Whoever is last, the file is one of theirs, whole. A folder named like a temporary file is in nobody's way."""
-    (tmp_path / "x.json.part").mkdir()
-    texts, start = [str(i) * 300_000 for i in range(4)], threading.Barrier(4)
-
-    def write(text: str) -> None:
-        start.wait()
-        for _ in range(10):
-            files.write_whole(tmp_path / "x.json", text)
-
-    threads = [threading.Thread(target=write, args=(text,)) for text in texts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (tmp_path / "x.json").read_text() in texts
-    assert names(tmp_path) == ["x.json", "x.json.part"]
 
 
 # --- before anything is measured ---

@@ -25,6 +25,7 @@ from typing import Any
 
 from speclab.cli import compare, flags, parsing
 from speclab.cli.compare import Output, show
+from speclab.drafts import registry
 from speclab.lab.comparison import measure_and_judge
 from speclab.lab.harness import Measurement
 from speclab.lab.known_texts import ProbsOfText, calibrated, probs_of_texts
@@ -254,7 +255,8 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     """Load and check everything; a Problem with the flags is raised before anything is timed."""
     lengths = parsing.numbers(args.draft_length, int, 0, "-k")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
-    config, output = compare.prepare(args, f"{args.name}-plan", lengths, temperatures, chains_only="a plan")
+    registry.check_chains("a plan", registry.read_all(args.draft.split(",")))
+    config, output = compare.prepare(args, f"{args.name}-plan", lengths, temperatures)
     for name, drafter in config.drafters.items():
         if len(drafter.parts) > 1 or drafter.runs_target:
             raise UsageProblem(f"--draft {name}: no plan knows what its rounds draft and cost; leave it out")

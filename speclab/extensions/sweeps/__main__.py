@@ -451,7 +451,8 @@ def _run(typed: argparse.Namespace, name: str) -> tuple[SweepRun, int]:
     if auto:
         raise UsageProblem("a sweep has no -k auto; give -k numbers")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
-    config, output = compare.prepare(args, f"{args.name}-sweep-{name}", lengths, temperatures, chains_only="a sweep")
+    registry.check_chains("a sweep", registry.read_all(args.draft.split(",")))
+    config, output = compare.prepare(args, f"{args.name}-sweep-{name}", lengths, temperatures)
     points, measured = SWEEPS[name].points(config)
     record = SweepRun(
         **config.head(measured),

@@ -1,4 +1,4 @@
-"""All pictures share this module: a panel is data, and one function draws panels side by side.
+"""Pictures of speedups share this module: a panel is data, and one function draws panels side by side.
 
 Measured values are markers with intervals, each with its number above the interval; predictions are lines; the line at
 1 is no gain.
@@ -29,7 +29,6 @@ warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font|constrained_l
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
 STYLES = ["-", "--", "-.", ":"]
-SPEEDUP = "speedup over the baseline (decoding)"
 BOOK = "book, 1/(1-α+α/k)"
 WIDEST = 60  # points for all markers at one place: less than what lies between two places
 DPI = 130
@@ -49,7 +48,6 @@ class Panel(NamedTuple):
 
     series: list[Series]
     x_label: str
-    y_label: str = SPEEDUP
     title: str = ""
     ticks: dict[Any, str] | None = None  # of the x axis; None: at every place
     log: bool = False  # the x axis
@@ -91,7 +89,7 @@ def _draw_panel(axis, panel: Panel) -> None:
         _markers(axis, series, (i - (len(measured) - 1) / 2) * step)
     named = set[str]()
     for series in lines:  # the first one of a name stands in the legend
-        label = "_" if series.label in named else _named(series.label)
+        label = "_" if series.label in named else series.label
         named.add(series.label)
         values = [value.value for value in series.values.values()]
         look: dict[str, Any] = {"marker": "_" * (len(values) == 1), "markersize": 12, "color": _colour(series)}
@@ -102,15 +100,10 @@ def _draw_panel(axis, panel: Panel) -> None:
     axis.set_xticks(list(ticks), list(ticks.values()), fontsize=8)
     axis.xaxis.set_minor_locator(NullLocator())
     axis.set_xlabel(panel.x_label)
-    axis.set_ylabel(panel.y_label)
+    axis.set_ylabel("speedup over the baseline (decoding)")
     axis.margins(x=0.12, y=0.15)  # room for what stands beside its place, and for the numbers
-    if panel.y_label.startswith("speedup"):
-        axis.axhline(1, color="black", linewidth=1)
+    axis.axhline(1, color="black", linewidth=1)
     legend_above(axis, panel.title)
-
-
-def _named(label: str) -> str:
-    return " " * label.startswith("_") + label  # a label that begins with an underscore is left out of the legend
 
 
 def _colour(series: Series) -> str:
@@ -122,7 +115,7 @@ def _markers(axis, series: Series, right: float) -> None:
     moved = axis.transData + ScaledTranslation(right / 72, 0, axis.figure.dpi_scale_trans)
     look: dict[str, Any] = {"color": _colour(series), "transform": moved, "zorder": 3}
     ys = [value.value for value in series.values.values()]
-    axis.plot(list(series.values), ys, MARKERS[series.look % len(MARKERS)], label=_named(series.label), **look)
+    axis.plot(list(series.values), ys, MARKERS[series.look % len(MARKERS)], label=series.label, **look)
     intervals = [(x, value.low, value.high) for x, value in series.values.items() if None not in value]
     if intervals:
         axis.vlines(*zip(*intervals, strict=True), linewidth=1, **look)
