@@ -181,7 +181,6 @@ ROWS = [
     Row(f"{S} -k -1", 2, ("-k", "0 or more")),
     Row(f"{S} --draft ngrm", 2, ("'ngrm'; did you mean ngram?", KINDS)),
     Row(f"{S} --tempereture 0.8", 2, ("--tempereture 0.8; did you mean --temperature?",)),
-    Row(f"{S} --draft model,ngram", 2, ("model,ngram", "compare.py takes several")),
     Row(f"{S} --draft hybrid:suffix+ngram", 2, ("a draft with a model", "hybrid:suffix+feature")),
     Row(f"{S} -k auto --draft dial:0.5:free", 2, ("-k auto", "dial:0.5:free", "give -k a number")),
     Row(f"{S} --draft dial", 2, ("dial:0.8",)),

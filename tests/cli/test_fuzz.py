@@ -108,7 +108,7 @@ def test_prompts_are_ids_or_a_problem(tokenizer, data, typed):
         (folder / "kind.txt").write_bytes(data)
         pairs = prompts.from_file(str(folder / "kind.txt"))
         assert all(kind == "kind" and text.strip() and "\r" not in text for kind, text in pairs)
-        assert not [line for _, text in pairs for line in text.split("\n") if line.strip() == prompts.SEPARATOR]
+        assert not [line for _, text in pairs for line in text.split("\n") if line.strip() == "%%"]
         for prompt in prompts.encode(pairs, tokenizer):
             assert 0 <= min(prompt.id_list) <= max(prompt.id_list) < len(tokenizer)
     with contextlib.suppress(Problem):
