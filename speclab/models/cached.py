@@ -199,7 +199,7 @@ class CachedModel:
 
 
 def tokens_to_keep(n_cached: int, n_committed: int) -> int:
-    """Return how many tokens of a cache stay once `n_committed` are final: all final tokens but the last."""
+    """Return how many tokens of a cache stay once `n_committed` are final: all of these but the last."""
     return min(n_cached, n_committed - 1)
 
 

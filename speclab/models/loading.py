@@ -62,7 +62,6 @@ SOURCES: list[Source] = []  # the register.py of an extension adds to it
 
 
 def usages() -> list[str]:
-    """Return how a model can be named, padded ones apart."""
     extensions.modules("register")
     return ["folder", "hub name", *(source.usage for source in SOURCES)]
 
@@ -186,7 +185,7 @@ def short_name(name: str) -> str:
 
 
 def describe_model(name: str, model: PreTrainedModel, role: str = "target") -> str:
-    """Return one line: family, layers, parameters, padding, and where its weights lie if not in one place."""
+    """Return one line: family, layers, parameters, padding, and what is special about its weights."""
     millions, config = sum(p.numel() for p in model.parameters()) / 1e6, model.config.get_text_config()
     layers = f"{n} layer{'s' * (n != 1)}, " if (n := getattr(config, "num_hidden_layers", 0)) else ""
     padded = sizes.describe_padding(name, role) if sizes.is_lab_size(name) else ""

@@ -3,14 +3,9 @@
 import json
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
-from draft_models import ModelDrafter
-from speclab.core.counts import Counts
-from speclab.core.rounds import tokens_of
-from speclab.models import loading, prompts
-from speclab.models.cached import CachedModel
-from tests.decoding import plain_text, speculative_rounds
+from speclab.models import loading
 
 
 def test_size_and_card():
@@ -27,19 +22,3 @@ def test_size_and_card():
     assert facts["held_out_loss"]["target"] < facts["held_out_loss"]["draft"] - 0.2
     assert facts["corpus"]["held_out"]
     assert f"{facts['held_out_loss']['target']:.2f}" in (loading.LAB_PAIR / "README.md").read_text()
-
-
-def test_speculation_with_the_pair_is_exact_and_its_draft_is_one():
-    """On a prompt of code: the baseline's text, and the draft is right often enough, and not always."""
-    target, draft = (
-        CachedModel(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
-        for folder in loading.LAB.values()
-    )
-    ids = torch.tensor([AutoTokenizer.from_pretrained(loading.LAB_TARGET)(prompts.standard()[0][1]).input_ids])
-    rounds = list(speculative_rounds(target, ModelDrafter(draft), ids, 4, 48))
-    counts = Counts()
-    for round_ in rounds:
-        counts.add(round_)
-    assert tokens_of(rounds) == plain_text(target, ids, 48)
-    assert counts.acceptance_rate > 0.3
-    assert counts.n_rejected > 0

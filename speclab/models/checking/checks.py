@@ -59,8 +59,7 @@ def check_model(model: PreTrainedModel) -> None:
     same = slice(0, right.shape[1] - n_changed)
     _compare(model, "attends to later tokens", uncached_logits(model, changed)[:, same], right[:, same])
     last, cached = right[:, -sum(WIDTHS) :], CachedModel(model)
-    ways: list[tuple[str, dict[str, Any]]] = [(unread, {}), (unread, AS_STEPS), (undone, AS_ROUNDS)]
-    for reason, how in ways:
+    for reason, how in [(unread, {}), (unread, AS_STEPS), (undone, AS_ROUNDS)]:
         passes = functools.partial(cached_logits, cached, text, **how)
         _compare(model, reason, _tried(model, reason, passes), last)
 
