@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from speclab.engines.cuda.buffers import kv_shapes
+from speclab.engines.cuda.cuda_graphs import kv_shapes
 from speclab.engines.eager import window_of
 from speclab.models.cached import CachedModel
 from speclab.models.checking import rounding

@@ -18,8 +18,7 @@ from transformers import Cache, PreTrainedModel
 
 from speclab.core.sampling import to_device
 from speclab.engines.cuda import graphs
-from speclab.engines.cuda.buffers import WrittenInPlace, kv_shapes
-from speclab.engines.cuda.cuda_graphs import GraphedModel, rows_read
+from speclab.engines.cuda.cuda_graphs import GraphedModel, WrittenInPlace, kv_shapes, rows_read
 from speclab.engines.eager import decoder_layers, layer_outputs, masks, window_of
 from speclab.models.family import family_of
 
