@@ -272,7 +272,6 @@ class Job(NamedTuple):
     start: Prefix
     size: int
     last: frozenset[int] = frozenset()
-    dropped: bool = False  # such a token is not handed over, which is wrong
 
 
 Pieces = Callable[[Job, Prefix], tuple[list[list[Fraction]], list[Row]]]
@@ -303,7 +302,7 @@ def drafted(job: Job) -> Law:
         for (tokens, chance), step in zip(law.items(), steps, strict=True):
             for token, width in step.items():
                 if token in job.last:
-                    ended[tokens if job.dropped else (*tokens, token)] += chance * width
+                    ended[(*tokens, token)] += chance * width
                 else:
                     further[(*tokens, token)] = chance * width
         law = further
@@ -460,17 +459,6 @@ def clause_id(part: object) -> str:
 @pytest.mark.parametrize(("clause", "family"), CONTRACT, ids=clause_id)
 def test_the_rule_keeps_the_contract(clause, family):
     clause(Judge(), family)
-
-
-def test_a_token_that_is_dropped_after_it_was_drawn_makes_the_output_wrong():
-    """p = q = (4/5, 1/5), and the draft leaves out token 1 whenever it drew it: (24/25, 1/25) comes out."""
-    row = [Fraction(4, 5), Fraction(1, 5)]
-    tables = Tables(2, 1, {(): row, (0,): row, (1,): row}, {(): row})
-    (outcome,) = play([Job(tables, (), 1, frozenset({1}), dropped=True)])
-    first = Counter()
-    for block, chance in outcome.law.items():
-        first[block[0]] += chance
-    assert first == {0: Fraction(24, 25), 1: Fraction(1, 25)}
 
 
 @pytest.mark.parametrize("scale", [Fraction(1), Fraction(1, 4096), Fraction(3000)])

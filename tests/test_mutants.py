@@ -4,8 +4,6 @@ import ast
 import importlib.util
 import sys
 from contextlib import nullcontext
-from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -45,16 +43,6 @@ def test_an_edit_is_made_in_one_place_where_its_module_is_imported(old):
         edits()
 
 
-def test_what_is_preloaded_exists_and_is_nothing_of_the_lab(monkeypatch):
-    """The server of processes passes over a module that it cannot import; each mutant would then load it."""
-    names: list[str] = []
-    monkeypatch.setattr(importlib, "import_module", names.append)
-    exec((ROOT / f"{gallery.PRELOADED.replace('.', '/')}.py").read_text("utf-8"), {})
-    assert len(names) > 20
-    for name in names:
-        assert "site-packages" in importlib.util.find_spec(name).origin, name
-
-
 def test_every_killing_test_exists():
     wanted = {test.partition("[")[0] for mutant in MUTANTS for test in mutant.killed_by}
     assert all(mutant.killed_by for mutant in MUTANTS)
@@ -86,40 +74,6 @@ def test_only_a_failed_assertion_of_the_named_test_is_a_kill(exit_code, output, 
     mutant = next(m for m in MUTANTS if m.killed_by[0] == KILLER)._replace(killed_by=(KILLER,))
     assert judge(mutant, exit_code, output) == verdict
     assert judge(mutant._replace(killed_by=(f"{KILLER}[4]",)), exit_code, output) == verdict
-
-
-def test_with_a_mutant_a_tests_other_cases_are_left_out(monkeypatch):
-    monkeypatch.setenv("MUTANT", "tests/mutants/core.txt")
-    plugin = importlib.import_module("tests.mutants.plugin")
-    failed, other, another = (SimpleNamespace(nodeid=f"x.py::test_{name}") for name in ("a[1]", "a[2]", "b[1]"))
-    monkeypatch.setattr(plugin, "_failed", set())
-    monkeypatch.setattr(plugin, "_name", "a mutant")
-    with pytest.raises(AssertionError) as excinfo:
-        raise AssertionError
-    plugin.pytest_runtest_makereport(failed, SimpleNamespace(excinfo=None))
-    plugin.pytest_runtest_setup(other)
-    plugin.pytest_runtest_makereport(failed, SimpleNamespace(excinfo=excinfo))
-    plugin.pytest_runtest_setup(another)
-    with pytest.raises(pytest.skip.Exception):
-        plugin.pytest_runtest_setup(other)
-
-
-@pytest.mark.parametrize(
-    ("exitcode", "text", "expected"),
-    [
-        (255, "1 passed\nexit code 0", (0, "1 passed")),
-        (1, "1 failed\nexit code 1", (1, "1 failed")),
-        (-9, "a crash", (-9, "a crash")),
-        (3, "", (3, "")),
-        (None, "1 passed\nexit code 0", (0, "1 passed")),
-        (None, "1 pas", (None, "1 pas")),
-    ],
-)
-def test_the_exit_code_is_the_one_that_pytest_returned(exitcode, text, expected):
-    process = mock.Mock(exitcode=exitcode)
-    start = mock.Mock(side_effect=lambda args, **_: [Path(args[-1]).write_text(text, "utf-8"), process][1])
-    context = SimpleNamespace(Process=start)
-    assert gallery.run_tests(context, (), 1.0) == expected
 
 
 @pytest.mark.parametrize("words", [[], ["--mutants-only"]])

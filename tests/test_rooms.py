@@ -1,9 +1,8 @@
-"""The plan of the code: what the loops load, that nothing imports in a circle, and that the loops differ by the lesson.
+"""The plan of the code: what the loops load, and that the loops differ by the lesson.
 
-That imports run downward is for import-linter, which `make lint` runs.
+That imports run downward, and never in a circle, is for import-linter, which `make lint` runs.
 """
 
-import ast
 import difflib
 import re
 import subprocess
@@ -39,38 +38,6 @@ def test_the_loop_loads_what_a_round_needs_and_nothing_above():
     assert "speclab/core/accept.py" in loaded
     assert len(loaded) <= MOST_FILES, loaded
     assert not [file for file in loaded if file.startswith(tuple(f"speclab/{room}/" for room in UPPER))]
-
-
-# The main() of a loop hands itself to the command line.
-ALLOWED = {(script, "speclab.cli.decoding") for script in ("baseline_autoregressive", "optimized_speculative")}
-FOLDERS = ("speclab", "training", "tools", "benchmarks")
-
-
-def imports() -> dict[str, set[str]]:
-    """The modules of the project that each of its modules imports; it has no relative imports."""
-    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if "tests" not in path.parts]
-    sources = {path.relative_to(ROOT): path.read_text("utf-8") for path in [*paths, *ROOT.glob("*.py")]}
-    known = {".".join(path.with_suffix("").parts): source for path, source in sources.items() if source.strip()}
-    found: dict[str, set[str]] = {module: set() for module in known}
-    for module, source in known.items():
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Import):
-                found[module] |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                found[module] |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return {module: names & known.keys() - {module} for module, names in found.items()}
-
-
-def test_there_is_no_circle():
-    """Modules are taken away while they import nothing that is left; what remains imports itself, round about."""
-    uses = imports()
-    assert all(other in uses[script] for script, other in ALLOWED)
-    for script, other in ALLOWED:
-        uses[script].discard(other)
-    while free := [module for module, others in uses.items() if not others & uses.keys()]:
-        for module in free:
-            del uses[module]
-    assert not uses, sorted(uses)
 
 
 def added_lines() -> list[str]:

@@ -6,7 +6,6 @@ from types import ModuleType
 import pytest
 
 from exercises import simulator
-from exercises.guard import place
 from solutions import ex06_draft_length as right
 from tests.exercises.answers import asked, whole
 
@@ -96,14 +95,6 @@ def test_the_rule_reaches_bronze(one, bound):
 def test_the_rule_reaches_silver(one, bound):
     """next_draft_length: easy stretches want long drafts and hard ones short drafts: let the last round decide."""
     return scored(one, bound)
-
-
-def test_the_simulator_takes_whole_numbers_only():
-    """The complaint is not placed in the simulator, which is the lab's own file."""
-    for answer in (2.0, -1, simulator.LONGEST + 1, None):
-        with pytest.raises(ValueError, match="the rule answered") as caught:
-            simulator.steps_per_token(lambda *_, answer=answer: answer, simulator.text(0)[:200])
-        assert place(caught.value) == ""
 
 
 def test_the_bounds_of_the_score():

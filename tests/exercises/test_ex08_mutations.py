@@ -6,7 +6,6 @@ from types import ModuleType
 import pytest
 
 from exercises import Todo, scenes
-from tests.exercises import answers
 from tests.exercises.answers import ROOT, chapter, checks_of, copy_of, failures, mistakes, with_mistakes
 from tests.exercises.test_ex08_bug_hunt import AS_IT_CAME, fingerprint, is_untouched, untouched
 
@@ -60,15 +59,6 @@ def test_an_untouched_exercise_is_todo():
     with pytest.raises(Todo):
         untouched(copy_of(STEM, source.replace("# 4. Roll back.", "# 4. Roll back. Hm.")))
     untouched(seeded((*BUGS,)[1:]))
-
-
-def test_the_hunt_needs_no_solutions(monkeypatch, tmp_path):
-    """Without solutions/ a stub is todo, one under way is checked, and the scenes run."""
-    untouched_one, under_way = copy_of(STEM, the_exercise()), seeded((*BUGS,)[1:])
-    monkeypatch.setattr(answers, "ROOT", tmp_path)
-    assert is_untouched(untouched_one)
-    assert len(red(under_way)) == 4
-    assert scenes.scenes(under_way)
 
 
 def test_every_bug_can_be_seen_in_a_scene():

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exercises.guard import has_alarm
 from speclab.system import paths
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.files import shown
@@ -111,8 +110,7 @@ def run_checks(package: str, chosen: list[Exercise]) -> None:
     note(f"running the checks of {package} {', '.join(str(exercise.number) for exercise in chosen)} ...")
     code, log, outcomes = _pytest(package, [exercise.test_file for exercise in chosen])
     if not outcomes:
-        lines = [line for line in log.splitlines() if line.strip()] or ["pytest said nothing"]
-        error = ([line for line in lines if line.startswith("E  ")] or lines)[-1].removeprefix("E  ").strip()[:300]
+        error = [*re.findall(r"^E +(.*)", log, re.MULTILINE), "it says nothing"][0]
         raise EnvironmentProblem(
             f"the checks cannot be run (pytest stopped): {error}; type: git checkout -- {shown(paths.ROOT / 'tests')}, "
             f"or, where a package is missing: pip install -r {shown(paths.ROOT / 'requirements.txt')}"
@@ -146,7 +144,7 @@ def _pytest(package: str, files: list[Path]) -> tuple[int | None, str, list[dict
                         code = process.wait(SILENCE)
             finally:
                 with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left
-                    os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
+                    os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         found = []
         for line in outcomes.read_bytes().splitlines():
@@ -158,7 +156,7 @@ def _pytest(package: str, files: list[Path]) -> tuple[int | None, str, list[dict
 def _why_it_ended(code: int | None, log: str) -> str:
     places = re.findall(r'File ".*?(\w+)[/\\](ex\d\d_\w+\.py)", line (\d+)', log)
     place = " ({}/{}:{})".format(*places[0]) if places else ""
-    if code is None or (not has_alarm() and "+ Timeout +" in log):  # without alarms the plugin ends Python
+    if code is None:
         return f"still running, and nothing could interrupt it{place}: a loop without an end?"
     names = {-number: number.name for number in signal.Signals}
     how = "MemoryError" if "MemoryError" in log else names.get(code, f"exit code {code}")

@@ -16,7 +16,7 @@ from speclab.core.clock import old_objects_frozen, synchronize
 from speclab.core.drafter import Drafter, Wrapper
 from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, Round, Target
 from speclab.core.rules import TOKEN, Rule
-from speclab.core.sampling import NOT_FINITE, Sampling, draw, most_probable, to_host
+from speclab.core.sampling import Sampling, draw, most_probable, to_host
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength
 from speclab.extensions.learner.ask import Impossible, ask, each, finite, short, whole
@@ -92,8 +92,6 @@ def accept(modules: Modules, draft: Draft, logits: Tensor, sampling: Sampling, u
     target_probs, draft_probs = sampling.probs(logits), draft.probs
     if draft_probs is None:  # prompt lookup is certain of what it proposes
         draft_probs = torch.nn.functional.one_hot(draft.tokens, vocab).to(target_probs.dtype)
-    if not (target_probs.isfinite().all() and draft_probs.isfinite().all()):
-        return _result(logits, 0, NOT_FINITE)  # the loop reports it
 
     def draw_one(probs: Tensor, uniform: float) -> int:
         """(vocab,) probabilities and a number in [0, 1) -> an id"""

@@ -88,17 +88,18 @@ def load(package: str, numbers: list[int], usable: set[int]) -> Modules:
     checks.run_checks(package, chosen)
     if failed := [exercise for exercise in chosen if exercise.failed]:
         note("\n".join(map(checks.report, failed)))
-        words = [str(failed[0].number), *(["--impl", package] if package != "exercises" else [])]
-        raise Problem(f"checks fail, so nothing was run; type: {check_command(*words)}")
-    done = {exercise.number: f"{package}.{exercise.stem}" for exercise in chosen if exercise.status == "done"}
-    rest = {exercise.number: exercise.status for exercise in chosen if exercise.status != "done"}
-    what = ", ".join(f"{n} ({ROLES[n]}: {status})" for n, status in rest.items())
+        flags = ["--impl", package] * (package != "exercises")
+        raise Problem(f"checks fail, so nothing was run; type: {check_command(str(failed[0].number), *flags)}")
+    done, rest = ([one for one in chosen if (one.status == "done") == is_done] for is_done in (True, False))
+    what = ", ".join(f"{one.number} ({ROLES[one.number]}: {one.status})" for one in rest)
     if rest and (numbers or not done):
-        raise UsageProblem(f"not finished: {what}; type: {check_command(*map(str, [*rest][: bool(numbers)]))}")
+        raise UsageProblem(f"not finished: {what}; type: {check_command(*[str(one.number) for one in rest][:1])}")
     if rest:
         note(f"the lab's own: {what}")
     # The checks have imported the file in another process. Here it may still fail, so it is asked as a function is.
-    return {n: ask(n, importlib.import_module, name, lab_inside=True) for n, name in done.items()}
+    return {
+        one.number: ask(one.number, importlib.import_module, f"{package}.{one.stem}", lab_inside=True) for one in done
+    }
 
 
 # --- what exercises 5 and 6 say of a comparison -----------------------------------------------------------------------

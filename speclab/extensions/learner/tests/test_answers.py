@@ -22,22 +22,6 @@ from tests.exercises.answers import (
 
 # --- right answers ----------------------------------------------------------------------------------------------------
 
-NUMPYS_SHAPES = """
-def shapes(n_cached, n_new, d_model, n_heads, vocab_size):
-    import numpy
-
-    head_dim, n_asked = numpy.int64(d_model) // n_heads, numpy.int32(n_cached + n_new)
-    kv = (n_heads, n_asked, head_dim)
-    return {
-        "ids": (n_new,),
-        "hidden": (n_new, d_model),
-        "q": (n_heads, n_new, head_dim),
-        "k": kv,
-        "v": kv,
-        "scores": torch.Size((n_heads, n_new, int(n_asked))),
-        "logits": (n_new, vocab_size),
-    }
-"""
 USED_UP = """
 def verify_draft(drafted, draft_probs, target_probs, uniforms, draw):
     import numpy
@@ -71,7 +55,6 @@ def expected_tokens(drawn, later):
     return [1.0, *sums.tolist()][len(drawn) :]
 """
 RIGHT = {
-    "shapes": ("ex01_shapes", NUMPYS_SHAPES),
     "next_token": ("ex02_greedy", "def next_token(own, n_accepted):\n    return torch.tensor(own)[n_accepted]"),
     "verify_draft": ("ex04_rejection", USED_UP),
     "walk": ("ex12_block_draft", STACKED),

@@ -140,16 +140,6 @@ def test_exercise_six_chooses_every_length(pair):
     assert all(r.n_drafted == 4 for r in rounds(pair, learner)[1:4]), "where nobody names a longest it is off"
 
 
-def test_numbers_that_are_not_finite_are_the_loops_business():
-    """They are reported in the loop's own words, whoever decides: the rule is not even asked."""
-    modules = written(4, verify_draft=lambda *_: pytest.fail("the learner's rule was asked"))
-    nan = torch.full((1, 2, 4), torch.nan)
-    for draft_probs, logits in ((None, nan), (nan[:, :1], torch.zeros(1, 2, 4))):
-        draft = SimpleNamespace(tokens=torch.zeros(1, 1, dtype=torch.long), probs=draft_probs)
-        found = functions.accept(modules, draft, logits, SAMPLED, torch.tensor([[0.5, 0.5]]))
-        assert (found.n_accepted.item(), found.next_token.item()) == (0, -1)
-
-
 # --- answers that cannot be -------------------------------------------------------------------------------------------
 
 
@@ -188,21 +178,12 @@ def test_an_impossible_answer_is_one_line(pair, modules, sampling, named):
         assert word in str(caught.value)
 
 
-class Wild:
-    """Answers nothing that it is asked."""
-
-    def _refuse(self, *args):
-        raise ZeroDivisionError
-
-    __repr__ = __index__ = __float__ = _refuse
-
-
 def test_what_is_no_number_is_one_line():
-    """Nor can the last one even be shown. A number of another kind becomes a float."""
-    for answer in (4.0, numpy.float64(4), "4", None, torch.tensor([1, 2]), Wild()):
+    """A number of another kind becomes a float."""
+    for answer in (4.0, numpy.float64(4), "4", None, torch.tensor([1, 2])):
         with pytest.raises(Problem, match="not a whole number"):
             ask(2, lambda found: found[0], (answer,), check=whole(0, 9))
-    for answer in ("0.5", None, 1j, float("nan"), float("inf"), torch.tensor([0.5, 0.5]), Wild()):
+    for answer in ("0.5", None, 1j, float("nan"), float("inf"), torch.tensor([0.5, 0.5])):
         with pytest.raises(Problem, match=r"exercise 5: .* not a finite number"):
             ask(5, lambda found: found[0], (answer,), check=finite)
     for kind in (Fraction, numpy.float32, torch.tensor):
@@ -431,21 +412,6 @@ def test_predictions_and_lengths_stand_at_the_end_of_a_comparison(comparison, tm
         same = [row for row in tested if (row.method, f"{row.temperature:g}") == (method, t)]
         best, two = max(same, key=lambda row: row.speedup), next(row for row in same if row.draft_length == 2)
         assert said == ["2", f"{two.speedup:.2f}x", str(best.draft_length), f"{best.speedup:.2f}x"]
-
-
-def test_the_solutions_lengths_are_near_the_best_measured_ones():
-    """From the same costs, and an average of the acceptance."""
-    record = read(paths.ROOT / "results" / "cpu-2-cores-default.json", ComparisonRun)
-    rows = [row for row in record.rows if row.draft and row.prompt_kind == "all"]
-    for entry in record.costs:  # the record has the rest of a round in parts
-        old = entry["costs"]
-        old |= {"rest_at": old["accept_at"] + old["rollback"] + old["host"], "rest_each": old["accept_each"]}
-        entry["costs"] = {field.name: old[field.name] for field in fields(Costs)}
-    lines = [run.chosen(solution(6), record, rows, entry) for entry in record.costs]
-    found = [(int(cells[3]), int(cells[5])) for cells in lines if cells]
-    assert len(found) >= 4
-    assert all(abs(mine - best) <= 3 for mine, best in found)
-    assert sum(abs(mine - best) <= 1 for mine, best in found) > len(found) / 2
 
 
 def test_a_comparison_finds_a_wrong_text(comparison):
