@@ -15,7 +15,6 @@ from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.models import engine_choice, loading
 from speclab.models.cached import CachedModel
 from speclab.models.checking import rounding
-from speclab.models.padded import padding
 from speclab.theory import losslessness
 from tests.decoding import plain_text, speculative_rounds
 from tests.tiny_models import FAMILIES, VOCAB, perturbed, tiny
@@ -138,13 +137,3 @@ def test_the_lab_pair_in_bfloat16_differs_at_near_ties_only(wish):
         ours = [t for r in speculative_rounds(setup.target, drafter, ids, 4, 64) for t in r.tokens]
         found = losslessness.judge_divergence(setup.reference, prompt.id_list, theirs, ours, setup.target.vocab_size)
         assert found is None or found.numerical
-
-
-def test_a_padded_model_is_built_on_the_device():
-    small = loading.load_model(loading.LAB_TARGET, torch.device("cuda"), torch.float32)
-    large = padding.padded(small, "lab:50m", torch.device("cuda"), torch.float32)
-    ids = torch.arange(40, device="cuda")[None]
-    with torch.inference_mode():
-        gap = (large(ids).logits - small(ids).logits).abs().max().item()
-    assert gap < 1e-3
-    assert large.device.type == "cuda"

@@ -1,21 +1,12 @@
-"""Checks of exercise 11: what a pass of the draft reads, and how much of it is accepted; no text can show either.
-
-The world of the last two checks: the target adds its last two digits, and at every fifth position one more. The state
-of a position is its digit. The draft adds the state and the token of its last pair, and its own state is that token.
-"""
+"""Checks of exercise 11: what a pass of the draft reads; no text can show it."""
 
 import random
-import re
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from draft_models import as_draft
-from exercises.scenes import TinyTarget
-from optimized_speculative import speculative_decode
-from speclab.core.rounds import DecodeSettings, tokens_of
-from tests.exercises.answers import asked, chapter, copy_of, mistakes, whole, with_mistakes, wrong
+from tests.exercises.answers import asked, whole, wrong
 
 STEM = "ex11_feature_draft"
 
@@ -139,93 +130,3 @@ def test_your_check_sees_what_a_text_cannot_show(one, what, text, pairs, right):
         read[right][0][right % 3] += 0.25
         read[right][0][(right + 1) % 3] -= 0.25
     return first_wrong(one, read, text)
-
-
-def digits_add(ids: list[int]) -> int:
-    """The target: the sum of the last two digits, and one more at every fifth position."""
-    return (sum(ids[-2:]) + (len(ids) % 5 == 0)) % 10
-
-
-class Target(TinyTarget):
-    """Keeps the states of its last pass: the digit that was read, and the one that the target says next."""
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(1, m) ids -> (1, m, vocab) logits"""
-        logits = super().forward(tokens)
-        self.states = torch.stack([tokens[0], logits[0].argmax(-1)], dim=1).double()  # (m, 2)
-        return logits
-
-
-class Adder:
-    """A drafter that is fed as the learner says. It reads the last pair alone."""
-
-    def __init__(self, learner: ModuleType):
-        self.learner = learner
-
-    def prefill(self, target: Target, prompt: Tensor, sampling) -> None:
-        self.target, self.text = target, prompt[0].tolist()
-        self.n_read, self.waiting = 0, []  # pairs of the whole text, and those of them that no pass has read
-
-    def observe(self, n_accepted: int, committed: list[int]) -> None:
-        learner, self.text = self.learner, [*self.text, *committed]
-        states, tokens = learner.new_pairs(list(self.text), self.n_read, self.target.states.clone())
-        pairs = list(zip(states, map(int, tokens), strict=True))
-        self.n_read, self.waiting = self.n_read + len(pairs), self.waiting + pairs
-
-    def propose(self, k: int, uniforms: Tensor):
-        learner, position = self.learner, self.n_read - len(self.waiting)
-
-        def forward(states: Tensor, tokens: list[int], position: int) -> Tensor:
-            own = float(tokens[-1])
-            return torch.tensor([[own, (float(states[-1, 0]) + own) % 10]], dtype=torch.float64)
-
-        ids: list[int] = []
-        if k and self.waiting:
-            states, tokens = torch.stack([state for state, _ in self.waiting]), [token for _, token in self.waiting]
-            drafted = learner.draft_chain(forward, lambda own: int(own[0, 1]), states, tokens, position, k)
-            ids, self.waiting = [int(token) for token in drafted], []
-        if len(ids) > k:
-            wrong(f"asked for {k} tokens, draft_chain returns {len(ids)}")
-        return as_draft(ids, self.target.device)
-
-
-PROMPT, K, N_NEW = torch.tensor([[1, 2]]), 3, 40
-
-
-def counted(learner: ModuleType) -> tuple[int, int, int]:
-    """Accepted, drafted, rounds: the lab's own loop with a draft that is fed by the learner's functions."""
-    rounds = list(speculative_decode(Target(digits_add), Adder(learner), PROMPT, K, DecodeSettings(N_NEW)))
-    text = PROMPT[0].tolist()
-    for _ in range(N_NEW):
-        text.append(digits_add(text))
-    assert [*PROMPT[0].tolist(), *tokens_of(rounds)] == text, "losslessness does not depend on the draft"
-    drafting = rounds[1:]
-    return sum(r.n_accepted for r in drafting), sum(r.n_drafted for r in drafting), len(drafting)
-
-
-@asked([()], f"{N_NEW} tokens by rounds of at most {K} drafts: (accepted, drafted, rounds)", [(23, 43, 16)])
-def test_as_much_is_accepted_as_can_be(one):
-    """new_pairs, draft_chain: the text of a decoding is right in any case, so the drafts that are accepted are
-    counted."""
-    return counted(one)
-
-
-SAID = {  # as the table says it, and how the mistake's name begins
-    "right": "",
-    "the token of the state's own position": "each state stands beside its own token",
-    "the last rows of the pass, rejected ones too": "the rows are taken from the end",
-    "row 0 left out": "row 0 is left out",
-    "deeper: the target's last state again": "the target's last state is read again",
-    "deeper: the same token again": "the token of the first pass is read again",
-}
-
-
-def test_the_table_of_the_chapter():
-    """How much is accepted of what each bug drafts; `counted` has looked at the text of each."""
-    table = re.findall(r"^ (\S.*?) {2,}(\d+) of (\d+) +([\d.]+)$", chapter(STEM), re.MULTILINE)
-    assert [row[0] for row in table] == list(SAID)
-    for name, *said in table:
-        mistake = [known for known in mistakes(STEM) if SAID[name] and known.startswith(SAID[name])]
-        assert len(mistake) == bool(SAID[name])
-        accepted, drafted, n_rounds = counted(copy_of(STEM, with_mistakes(STEM, *mistake)))
-        assert said == [str(accepted), str(drafted), f"{(N_NEW - 1) / n_rounds:.2f}"], name

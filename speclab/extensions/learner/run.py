@@ -97,9 +97,8 @@ def load(package: str, numbers: list[int], usable: set[int]) -> Modules:
     if rest:
         note(f"the lab's own: {what}")
     # The checks have imported the file in another process. Here it may still fail, so it is asked as a function is.
-    return {
-        one.number: ask(one.number, importlib.import_module, f"{package}.{one.stem}", lab_inside=True) for one in done
-    }
+    names = {one.number: f"{package}.{one.stem}" for one in done}
+    return {n: ask(n, importlib.import_module, name, lab_inside=True) for n, name in names.items()}
 
 
 # --- what exercises 5 and 6 say of a comparison -----------------------------------------------------------------------
