@@ -7,7 +7,6 @@ import json
 import re
 import signal
 import sys
-from dataclasses import fields
 from fractions import Fraction
 from types import ModuleType, SimpleNamespace
 
@@ -33,7 +32,6 @@ from speclab.models.cached import CachedModel
 from speclab.records.files import ComparisonRun, read
 from speclab.system import extensions, paths
 from speclab.system.errors import Problem, UsageProblem
-from speclab.theory.costs import Costs
 from tests.tiny_models import VOCAB, perturbed, tiny
 
 STEMS = {exercise.number: exercise.stem for exercise in checks.exercises()}
