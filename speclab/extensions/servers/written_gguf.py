@@ -1,20 +1,28 @@
 """Writes a Llama model of this lab as a GGUF file, which llama.cpp reads, with the package `gguf`.
 
+    python -m speclab.extensions.servers.written_gguf models/lab-pair/target target.gguf
+
 Weights are written in float32. Only models of the Llama family with a byte-level BPE that splits texts as GPT-2's does
 can be written, which the lab's and everything padded from it are; llama.cpp's own convert_hf_to_gguf.py knows the
 others.
 """
 
+if __name__ == "__main__":
+    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
 import importlib.util
 import json
+import sys
 import tempfile
 from pathlib import Path
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from speclab.models import generation
-from speclab.system.errors import EnvironmentProblem
+from speclab.cli import parsing
+from speclab.models import generation, loading
+from speclab.system.errors import EnvironmentProblem, reports_problems
 from speclab.system.files import write_whole
 
 NORMAL, SPECIAL, UNUSED = 1, 3, 5  # types of tokens, as llama.cpp numbers them
@@ -95,3 +103,18 @@ def interleaved(weight: Tensor, n_heads: int) -> Tensor:
     """
     width = weight.shape[1]
     return weight.view(n_heads, 2, -1, width).transpose(1, 2).reshape(-1, width)
+
+
+@reports_problems
+def main(argv: list[str] | None = None) -> int:
+    parser = parsing.make_parser(__doc__, "python -m speclab.extensions.servers.written_gguf")
+    parser.add_argument("model", help="its folder")
+    parser.add_argument("file", type=parsing.some_path, help="the GGUF file, which is written")
+    args = parser.parse_args(argv)
+    model = loading.load_model(args.model, torch.device("cpu"), torch.float32)
+    write_model(model, loading.load_tokenizer(args.model), args.file)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

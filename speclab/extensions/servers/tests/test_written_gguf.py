@@ -19,10 +19,10 @@ def pair(pair_folder):
     return model, AutoTokenizer.from_pretrained(pair_folder / "target")
 
 
-def test_a_file_says_what_the_folder_says(pair, tmp_path):
+def test_a_file_says_what_the_folder_says(pair, pair_folder, tmp_path):
     """Read by the library's own converter: the logits, which feel the order of rotated rows, the words, and the end."""
     model, tokenizer = pair
-    written_gguf.write_model(model, tokenizer, tmp_path / "x.gguf")
+    assert written_gguf.main([str(pair_folder / "target"), str(tmp_path / "x.gguf")]) == 0
     found = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="x.gguf", dtype=torch.float32)
     ids = torch.arange(2, 30)[None]
     assert torch.equal(found(ids).logits, model(ids).logits)
