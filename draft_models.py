@@ -96,7 +96,7 @@ class ModelDrafter(Drafter):
         return loading.describe_model(name, self.draft.model, "draft") + eager
 
     def check_prompts(self, prompts: Sequence[list[int]]) -> None:
-        self.draft.room.check_draft(map(len, prompts))
+        self.draft.room.check(max(map(len, prompts)), whose="the draft model's")
 
     def not_fed(self) -> Tensor:
         """Return the committed ids that are not in the draft's cache yet, (1, m)."""

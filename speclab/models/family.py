@@ -48,22 +48,13 @@ class Room:
         """Return the largest number of tokens that a prompt may have when `n_new` follow it."""
         return None if self.text is None else self.text - n_new
 
-    def check(self, n_prompt: int, max_new_tokens: int) -> None:
+    def check(self, n_prompt: int, max_new_tokens: int = 0, whose: str = "the model's") -> None:
         """Raise UsageProblem for a prompt of `n_prompt` tokens that does not fit, or leaves no room for the output."""
         if self.text is not None and n_prompt + max_new_tokens > self.text:
             left = self.text - n_prompt
             raise UsageProblem(
-                f"prompt of {n_prompt} tokens and {max_new_tokens} new ones do not fit the model's context of "
+                f"prompt of {n_prompt} tokens and {max_new_tokens} new ones do not fit {whose} context of "
                 f"{self.text}{self.reason}; shorten the prompt" + f" or ask for at most {left} new tokens" * (left > 0)
-            )
-
-    def check_draft(self, lengths: Iterable[int]) -> None:
-        """Raise UsageProblem where a prompt, of so many tokens to a draft model, does not fit. The output may."""
-        longest, most = max(lengths), self.for_prompt()
-        if most is not None and longest > most:
-            raise UsageProblem(
-                f"a prompt has {longest} of the draft's tokens and the draft model's context only {most}{self.reason}; "
-                "shorten the prompt or use the draft ngram"
             )
 
 

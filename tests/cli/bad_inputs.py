@@ -191,7 +191,11 @@ ROWS = [
         2,
         ("different tokenizers", "is 'b' to the draft, 'a' to the target", "or ngram"),
     ),
-    Row(f"{S} --draft short-draft --prompt '{'x = 1; ' * 20}'", 2, ("context only 30;", "the draft ngram")),
+    Row(
+        f"{S} --draft short-draft --prompt '{'x = 1; ' * 20}'",
+        2,
+        ("the draft model's context of 30;", "shorten the prompt"),
+    ),
     # --- compare.py ---
     Row(f"{C} -k 2,-4", 2, ("-k 2,-4", "0 or more")),
     Row(f"{S} --draft ''", 2, ("unknown draft kind ''",)),

@@ -33,16 +33,16 @@ class EncoderRoom(Room):
         """Return the largest number of tokens of a prompt, whatever follows it."""
         return self.encoder
 
-    def check(self, n_prompt: int, max_new_tokens: int) -> None:
+    def check(self, n_prompt: int, max_new_tokens: int = 0, whose: str = "the model's") -> None:
         """Raise UsageProblem for a prompt that does not fit the encoder, or an output that does not fit the decoder."""
         if self.encoder is not None and n_prompt > self.encoder:
             raise UsageProblem(
-                f"prompt of {n_prompt} tokens does not fit the {self.encoder} positions of the model's encoder; "
+                f"prompt of {n_prompt} tokens does not fit the {self.encoder} positions of {whose} encoder; "
                 "shorten the prompt"
             )
         if self.text is not None and 1 + max_new_tokens > self.text:
             raise UsageProblem(
-                f"{max_new_tokens} new tokens do not fit the {self.text} positions of the model's decoder; "
+                f"{max_new_tokens} new tokens do not fit the {self.text} positions of {whose} decoder; "
                 + f"use --max-new-tokens {self.text - 1}" * (self.text > 1)
             )
 

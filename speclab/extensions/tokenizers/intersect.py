@@ -71,7 +71,7 @@ class IntersectDrafter(ModelDrafter):
         return rows
 
     def check_prompts(self, prompts: Sequence[list[int]]) -> None:
-        self.draft.room.check_draft(len(self.read_as(prompt)) for prompt in prompts)
+        self.draft.room.check(max(len(self.read_as(prompt)) for prompt in prompts), whose="the draft model's")
 
     def read_as(self, prompt: list[int]) -> list[int]:
         return self._reads.prompt(prompt)
