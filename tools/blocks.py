@@ -14,7 +14,10 @@ from speclab.theory.formulas import book_formula, expected_tokens_per_round
 from speclab.theory.ladder import prediction_errors, prediction_rows
 
 RESULTS, PAIR = ROOT / "results", ROOT / "models" / "lab-pair"
-LEFT_OUT = re.compile(r"feature |(model|hybrid) +(2|6|auto) ")  # rows of the README's screen
+# Of the README's screen: rows, and lines about the short runs, with what is indented below them.
+LEFT_OUT = re.compile(
+    r"^(?:feature |(?:model|hybrid) +(?:2|6|auto) |lab pair, eager,|lab:200m,|lab pair: \d).*\n(?:    .*\n)*", re.M
+)
 DEFAULT_RUN = RESULTS / "cpu-2-cores-c.json"  # python compare.py
 GPU_RUN = RESULTS / "gpu-lab-8b-v128256.json"  # python -m benchmarks.gpu, its first size
 # --target smollm2 --draft hybrid,int8,ngram -k 2,4 --temperature 0 --texts served --limit 2
@@ -74,24 +77,19 @@ def headline() -> str:
 
 
 def first_run() -> str:
-    """The first screen of a run, without some of its rows."""
-    shown = screen.screen(comparison(DEFAULT_RUN)).splitlines(keepends=True)
-    return f"```text\n{''.join(line for line in shown if not LEFT_OUT.match(line))}```"
+    """The first screen of a run, without some of its rows and lines."""
+    return f"```text\n{LEFT_OUT.sub('', screen.screen(comparison(DEFAULT_RUN)))}```"
 
 
 METHODS = ""  # none: docs/which-method.md says more
 DRAFTS = (  # name, what it is, does it need training, its chapter, the comparison in which its fastest row is looked up
-    ("`model`", "the lab's one-layer model, distilled from the target", "done", "02-greedy", LARGE_RUN),
-    ("folder or hub name", "a smaller model with the target's tokenizer", "no", "02-greedy", None),
+    ("`model`", "the lab's own model; or a folder or hub name, with the target's tokenizer", "done", "02-greedy", LARGE_RUN),
     ("`feature`", "one layer over the target's hidden states (EAGLE-3)", "done", "11-feature-draft", TREES_RUN),
     ("`block`", "seven tokens in one pass (DSpark, DFlash)", "done", "12-block-draft", None),
-    ("`exit:2`", "the target's first two layers and a trained adapter", "done", METHODS, None),
     ("`int8`", "the target itself, its weights rounded to 8 bits", "no", METHODS, REAL_RUN),
-    ("`ngram`", "copies what followed the same words earlier in the text", "no", "07-ngram", REAL_RUN),
-    ("`suffix`", "the same, but what followed most often", "no", METHODS, None),
+    ("`ngram`", "what followed the same words earlier in the text; `suffix`: most often", "no", "07-ngram", REAL_RUN),
     ("`hybrid`", "`suffix` or `feature`, decided in every round", "done", METHODS, LARGE_RUN),
     ("`tree:best:feature`", "branches of a draft, here of `feature`", "done", "15-token-trees", TREES_RUN),
-    ("`intersect:NAME`", "a model with another tokenizer", "no", METHODS, None),
 )
 
 
