@@ -83,7 +83,7 @@ def first_run() -> str:
 
 METHODS = ""  # none: docs/which-method.md says more
 DRAFTS = (  # name, what it is, does it need training, its chapter, the comparison in which its fastest row is looked up
-    ("`model`", "the lab's own model; or a folder or hub name, with the target's tokenizer", "done", "02-greedy", LARGE_RUN),
+    ("`model`", "the lab's own model; or a folder or hub name with its tokenizer", "done", "02-greedy", LARGE_RUN),
     ("`feature`", "one layer over the target's hidden states (EAGLE-3)", "done", "11-feature-draft", TREES_RUN),
     ("`block`", "seven tokens in one pass (DSpark, DFlash)", "done", "12-block-draft", None),
     ("`int8`", "the target itself, its weights rounded to 8 bits", "no", METHODS, REAL_RUN),
