@@ -62,7 +62,7 @@ def load(
     """Load and check a pair. Without arguments: the one that comes with the lab.
 
     target: folder, hub name or lab:SIZE. draft: the same, "model" (the lab's own draft), "ngram" (prompt lookup), or
-    another kind of `--draft`. device (auto, cpu, cuda), dtype (auto, float32, bfloat16), engine (auto, c, graphs,
+    another kind of `--draft`. device (auto, cpu, cuda, mps), dtype (auto, float32, bfloat16), engine (auto, c, graphs,
     eager). Raises UsageProblem or EnvironmentProblem.
     """
     if engine not in ENGINES:

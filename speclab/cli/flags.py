@@ -21,7 +21,8 @@ from speclab.system.files import shown
 from speclab.system.paths import OUTPUT
 from speclab.system.terminal import note
 
-DEVICES, DTYPES = ("auto", "cpu", "cuda"), ("auto", "float32", "bfloat16")
+DEVICES, DTYPES = ("auto", "cpu", "cuda", "mps"), ("auto", "float32", "bfloat16")
+PLANS = ("auto", "balanced", "sequential")  # of the library, for the weights of a target
 DRAFT_HELP = "--draft help lists all kinds"
 TOKEN = "token"  # the accept rule where --rule is left out
 
@@ -29,7 +30,8 @@ Group = argparse._ActionsContainer  # a parser, or a group of its flags
 
 
 def add_shared_flags(parser: argparse.ArgumentParser) -> None:
-    add_model_flags(parser)
+    group = add_model_flags(parser)
+    group.add_argument("--device-map", choices=PLANS, metavar="PLAN", help=f"spread the weights: {', '.join(PLANS)}")
     add_text_flags(parser)
 
 
@@ -157,7 +159,9 @@ def setup_from(
 ) -> Setup:
     """Load target, tokenizer and machine from the shared flags. tokenizer: the target's, where it is loaded already."""
     where = (args.device, args.dtype, args.engine, args.threads)
-    return load_setup(args.target, sampling_from(args, temperature), *where, tokenizer)
+    return load_setup(
+        args.target, sampling_from(args, temperature), *where, tokenizer, getattr(args, "device_map", None)
+    )
 
 
 def read_prompts(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:

@@ -76,14 +76,19 @@ class Sampling:
 GREEDY = Sampling()
 
 
+def wide_dtype(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64  # which Apple's GPUs have not
+
+
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Draw from unnormalised weights by inverse CDF.  (batch, vocab), (batch,) in [0, 1) -> (batch,) ids
 
     None has weight zero. A row whose mass is zero or not finite gives NOT_FINITE.
     """
-    cdf = weights.cumsum(-1, dtype=torch.float64)  # (batch, vocab)
+    wide = wide_dtype(weights.device)
+    cdf = weights.cumsum(-1, dtype=wide)  # (batch, vocab)
     total = cdf[:, -1:].contiguous()
-    token = torch.searchsorted(cdf, uniforms.double()[:, None] * total, right=True)
+    token = torch.searchsorted(cdf, uniforms.to(wide)[:, None] * total, right=True)
     # u * total may round up to total: the first id that reaches the whole mass is the last one with weight.
     token = torch.minimum(token, torch.searchsorted(cdf, total))
     return token.masked_fill((total <= 0) | ~total.isfinite(), NOT_FINITE)[:, 0]
@@ -136,8 +141,8 @@ def most_probable(logits: Tensor) -> Tensor:
 
 
 def uniforms(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
-    """Draw numbers in [0, 1) on `device`, in float64. The generator may live on the host."""
-    drawn = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
+    """Draw numbers in [0, 1) on `device`, float64 where the device has it. The generator may live on the host."""
+    drawn = torch.rand(shape, generator=generator, device=generator.device, dtype=wide_dtype(device))
     return drawn.to(device, non_blocking=True)
 
 

@@ -96,27 +96,31 @@ def family_named(name: str) -> tuple[Family, PreTrainedConfig]:
     return family, config
 
 
-def load_model(name: str, device: torch.device, dtype: torch.dtype, role: str = "target") -> PreTrainedModel:
+def load_model(
+    name: str, device: torch.device, dtype: torch.dtype, role: str = "target", device_map: str | None = None
+) -> PreTrainedModel:
     """Return a checked model on the device, from a folder or the hub, or a padded lab model. Raises EnvironmentProblem
     where it cannot be loaded, weights are missing, or it is not fit for cached decoding."""
     if sizes.is_lab_size(name):
+        if device_map:
+            raise UsageProblem(f"{name} is made on one device; leave out --device-map")
         small = _whole_model(LAB[role], torch.float32, torch.device("cpu"))
         model = padding.padded(small, name, device, dtype, role)
     else:
-        model = _whole_model(name, dtype, device).eval()
+        model = _whole_model(name, dtype, device, device_map).eval()
     check_model(model)
     return model
 
 
-def _whole_model(name: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+def _whole_model(name: str, dtype: torch.dtype, device: torch.device, device_map: str | None = None) -> PreTrainedModel:
     """Return all weights from the checkpoint, on the device. The library fills what is missing with random numbers."""
     family, config = family_named(name)
     place = place_of(name)
     if os.path.isfile(Path(place) / "generation_config.json"):  # the library goes on without one that is damaged
         loaded(place, "its generation_config.json", lambda: GenerationConfig.from_pretrained(place))
     options = {"dtype": dtype, "weights_only": True, "output_loading_info": True, **NO_CODE}
-    if getattr(config, "quantization_config", None):  # the library puts such weights where they stay
-        options["device_map"] = {"": str(device)}
+    if device_map or getattr(config, "quantization_config", None):  # the library puts such weights where they stay
+        options["device_map"] = device_map or {"": str(device)}
     read = functools.partial(family.loader.from_pretrained, place, config=config, **options)
     model, report = loaded(place, "its config.json and weights", read)
     if missing := sorted(report["missing_keys"]):
@@ -170,10 +174,11 @@ def _refuse_kernels(name: str, config: Any) -> None:
 
 
 def choose_device(name: str) -> torch.device:
-    there = torch.cuda.is_available()
-    if name == "cuda" and not there:
-        raise EnvironmentProblem(f"PyTorch {torch.__version__} finds no device cuda here; use the device cpu")
-    return torch.device("cuda" if there and name != "cpu" else "cpu")
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    name = name if name != "auto" else "cuda" if there["cuda"] else "cpu"
+    if not there[name]:
+        raise EnvironmentProblem(f"PyTorch {torch.__version__} finds no device {name} here; use the device cpu")
+    return torch.device(name)
 
 
 def short_name(name: str) -> str:

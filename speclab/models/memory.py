@@ -32,7 +32,10 @@ def is_mixture_of_experts(model: PreTrainedModel) -> bool:
 
 
 def why_eager(model: PreTrainedModel) -> str:
-    """Return why only the eager engine runs weights like these; "" where they are plain."""
+    """Return why only the eager engine runs weights like these; "" where they are plain and in one place."""
+    places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}  # where the library spread modules
+    if len(places) > 1:
+        return f"its modules are on {', '.join(sorted(places))}"
     return "its weights are quantised" if getattr(model, "hf_quantizer", None) is not None else ""
 
 

@@ -113,11 +113,12 @@ def load_setup(
     engine: str = "auto",
     threads: int | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    device_map: str | None = None,
 ) -> Setup:
     """Load and check a target: a folder, hub name or lab:SIZE. Raises UsageProblem or EnvironmentProblem.
 
     dtype auto is float32 on a CPU, where comparisons are exact. threads: of the CPU, None for PyTorch's own number.
-    tokenizer: the target's, where it is loaded already.
+    tokenizer: the target's, where it is loaded already. device_map: the library's word for how weights are spread.
     """
     where = loading.choose_device(device)
     on_gpu = where.type == "cuda"
@@ -127,7 +128,7 @@ def load_setup(
     if on_gpu:
         torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every shape, and a text has many
     tokenizer = tokenizer or loading.load_tokenizer(target)
-    model = loading.load_model(target, where, precision)
+    model = loading.load_model(target, where, precision, device_map=device_map)
     if on_gpu:
         torch.cuda.set_device(model.device)  # graphs and the clock's marks are of the current device
     fast, why = engine_choice.choose(model, engine)

@@ -167,6 +167,8 @@ ROWS = [
     # --- weights, tokenizer, generation_config.json ---
     Row(f"{B} --prompt x --target encoder", 3, ("bert attends to later tokens", "causal language model")),
     Row(f"{B} --prompt x --target recurrent", 3, ("recurrent_gemma keeps a state", "rolled back")),
+    Row(f"{B} --prompt x --target target --device-map map.json", 2, ("--device-map", "auto", "sequential")),
+    Row(f"{B} --prompt x --target lab:20m --device-map auto", 2, ("lab:20m is made on one device",)),
     # --- weights and tokenizer again ---
     Row(f"{B} --prompt x --target weights-other-shape", 3, ("shape", "config.json")),
     Row(f"{B} --prompt x --target weights-cut", 3, ("weights-cut", "incomplete")),
