@@ -149,12 +149,6 @@ def test_ratios_are_sums_of_medians():
     assert cells["same text"](("lookup", 4)) == "6 of 6"
 
 
-def test_without_a_draft_model_only_lookups_have_peers():
-    methods = [(arm.method, arm.draft_length) for arm in peers.arms_for([2, 4], ["ngram"], llama=True)]
-    lookups = [(method, k) for k in (2, 4) for method in ("ngram", "lookup")]
-    assert methods == [("baseline", 0), ("generate", 0), *lookups, ("llama.cpp", 0)]
-
-
 # --- roofline ---------------------------------------------------------------------------------------------------------
 
 

@@ -252,18 +252,6 @@ def test_states_of_a_prompt_are_its_rows(engine):
         batch.hidden((1,), 0)
 
 
-def test_what_cannot_be():
-    batch = BatchedModel(on("eager"), 2)
-    with pytest.raises(RuntimeError, match="start"):
-        batch.prefill(0, TEXTS[:1, :3])
-    batch.start(6)
-    batch.prefill(0, TEXTS[:1, :3])
-    with pytest.raises(RuntimeError, match="row 0"):
-        batch.crop([4, 0])
-    with pytest.raises(RuntimeError, match="buffers of 6"):
-        batch.forward(TEXTS[:2, :4])
-
-
 # --- The check --------------------------------------------------------------------------------------------------------
 
 

@@ -116,15 +116,6 @@ def test_a_decoder_only_target_takes_drafts_of_an_encoder_decoder():
     assert tokens_of(speculative_rounds(target, drafter_of("some", "t5"), PROMPT, 3, N_NEW)) == expected
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_text_ends_at_an_end_token_of_a_draft(family):
-    text, target = text_of(family), CachedModel(target_of(family))
-    place = next(i for i in range(4, N_NEW) if text[i] not in text[:i])
-    for k in (0, 4):
-        rounds = speculative_rounds(target, drafter_of("all", family), PROMPT, k, N_NEW, eos=[text[place]])
-        assert tokens_of(rounds) == text[: place + 1]
-
-
 # --- The encoder, and what the caches hold ---------------------------------------------------------------------------
 
 

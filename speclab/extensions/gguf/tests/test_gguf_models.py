@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from speclab.drafts import registry
 from speclab.extensions.gguf import register
 from speclab.extensions.gguf.tests.gguf_files import quantised
-from speclab.models import generation, loading
+from speclab.models import loading
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.files import CACHE
 
@@ -64,18 +64,6 @@ def test_the_model_has_the_numbers_of_the_file_and_its_words(files, own_cache, p
     about = loading.describe_model(f"{kind}.gguf", model)
     assert "the weights of a GGUF file, run in float32" in about
     assert (registry.read(name).is_model, registry.read(name).name) == (True, f"{kind}.gguf")
-
-
-def test_entries_of_the_head_reach_the_model(files, own_cache, pair_folder, tmp_path):
-    entries = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0, "tokenizer.ggml.eot_token_id": 5}
-    file = quantised(files / "F32.gguf", tmp_path / "scaled.gguf", "F32", entries=entries)
-    model = loading.load_model(str(file), CPU, torch.float32)
-    assert generation.eos_ids(model.generation_config) == {0, 5}
-    config = AutoConfig.from_pretrained(pair_folder / "target")
-    config.rope_parameters |= {"rope_type": "linear", "factor": 4.0}
-    right = AutoModelForCausalLM.from_pretrained(pair_folder / "target", config=config, dtype=torch.float32)
-    ids = torch.arange(12)[None]
-    assert torch.equal(model(ids).logits, right(ids).logits)
 
 
 @pytest.mark.parametrize(

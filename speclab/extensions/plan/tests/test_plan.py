@@ -5,7 +5,6 @@ from operator import attrgetter
 
 import pytest
 
-from speclab import load
 from speclab.extensions.plan import __main__ as plans
 from speclab.extensions.plan.__main__ import DraftFacts, PlanEntry, PlanRun, main
 from speclab.lab import comparison, known_texts
@@ -13,7 +12,6 @@ from speclab.models import prompts
 from speclab.records.files import read
 from speclab.records.rows import BASELINE, BASELINE_REPEAT
 from tests.branching import add_branching
-from tests.heads import block_heads
 from tests.lab.test_harness import Machine
 
 # The tiny target repeats itself after some of these, so that prompt lookup finds something in each half.
@@ -101,14 +99,6 @@ def test_plan_has_every_length_and_names_the_best(run, tmp_path, measurements):
     assert sorted(p.name for p in tmp_path.rglob("local*")) == ["local-plan.json", "local-plan.md", "local-plan.png"]
 
 
-def test_plan_of_the_dial(run, tmp_path, pair_folder):
-    """An acceptance that is known: the plan's alpha is the dial's."""
-    assert run("--quick", "--draft", f"dial:0.75:{pair_folder / 'draft'}")[0] == 0
-    plain, *others = loaded(tmp_path).plan
-    assert (plain.draft_length, [e.draft_length for e in others]) == (0, list(range(1, 9)))
-    assert [e.acceptance_rate for e in others] == pytest.approx([0.75] * 8)
-
-
 class PricedPair(Machine):
     """The price list of tests/lab/test_harness.py for models that compare.py loads itself."""
 
@@ -177,11 +167,3 @@ def test_a_bad_input_is_one_line_before_anything_is_measured(run, pair_folder, m
     assert err.startswith("error: ")
     assert len(err.splitlines()) == 1
     assert all(word in err for word in said)
-
-
-def test_no_plan_is_longer_than_a_block(run, pair_folder, tmp_path):
-    target = load(str(pair_folder / "target"), str(pair_folder / "draft"), engine="eager").setup.target.model
-    made = block_heads()
-    made.write_block(tmp_path / "head", made.tiny_block_head(target, markov_rank=3).float(), "tiny", ["Llama"])
-    assert run("--draft", f"block:{tmp_path / 'head'}", "-k", "0,2,4,9", "--limit", "1")[0] == 0
-    assert [entry.draft_length for entry in loaded(tmp_path).plan] == [0, 2, 4]

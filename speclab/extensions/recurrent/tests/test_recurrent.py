@@ -23,10 +23,9 @@ from speclab.core.sampling import Sampling
 from speclab.drafts import registry
 from speclab.extensions.recurrent import backend
 from speclab.extensions.recurrent.backend import RecurrentBackend, pass_options
-from speclab.extensions.recurrent.family import FAMILY as RECURRENT
 from speclab.extensions.recurrent.family import is_recurrent, reads_several
 from speclab.lab.instruments import LoopFunctions, with_phases
-from speclab.models import engine_choice, family, memory
+from speclab.models import family, memory
 from speclab.models.cached import CachedModel
 from speclab.models.checking import checks
 from speclab.models.setup import Setup
@@ -302,17 +301,6 @@ def test_what_needs_something_of_each_token_refuses_recurrent_models(name):
     call, said = REFUSED[name]
     with pytest.raises((EnvironmentProblem, UsageProblem), match=said):
         call()
-
-
-def test_what_needs_less_takes_them():
-    peer(Arm("generate"))
-    model = tiny("lfm2")
-    assert family.family_of(model) is CachedModel(model).family is RECURRENT
-    family.check_family(model, "that", "leave it out", crops=False)
-    family.check_family(tiny("gemma3_text"), "that", "leave it out")
-    fast, why = engine_choice.build(model)
-    assert fast is None
-    assert "recurrent layers" in why
 
 
 def test_a_lookup_drafts_for_a_recurrent_target():

@@ -8,7 +8,6 @@ import pytest
 from exercises import transcript
 from solutions import ex17_serving as right
 from speclab.extensions.servers import counters
-from speclab.extensions.servers.client import Answer
 from speclab.extensions.servers.counters import of_rounds
 from speclab.extensions.servers.referee import OwnRounds, judged
 from tests.exercises import test_ex17_serving as checks
@@ -78,13 +77,6 @@ def test_acceptance_and_verdicts_of_random_rounds():
             shorter += page.acceptance_rate is None
     assert sorted(seen) == ["accepted", "drafted", "drafts", "equal", "last round"]
     assert min(*seen.values(), shorter) > 30
-
-
-def test_the_time_per_token_of_a_stream():
-    for chunks in [*RECORD.plain.streams, *RECORD.speculative.streams, [(0.5, 3), (1.25, 2)], [(0.5, 3)]]:
-        n_tokens, (first, n_first), last = sum(n for _, n in chunks), chunks[0], chunks[-1][0]
-        answer = Answer("", n_tokens, n_first, first, last - first, last, [])
-        assert right.from_stream(chunks) == (answer.first_seconds, pytest.approx(answer.seconds_per_token))
 
 
 # --- the wrong answers ------------------------------------------------------------------------------------------------

@@ -179,13 +179,6 @@ def test_a_redirect_is_not_followed_and_no_proxy_is_asked(fake, plain, monkeypat
     assert not plain.heads
 
 
-@pytest.mark.parametrize("url", ["http://a..b", f"http://{'x' * 70}.de"])
-def test_an_address_that_no_name_server_knows_is_one_line(url):
-    with pytest.raises(EnvironmentProblem) as caught:
-        client.find(url, None)
-    assert "\n" not in str(caught.value)
-
-
 ODD = ["http://[::1", "http://x/ä", "http://a b", "http://u:p@x", "http://x?y", "http://x:0", "http://x#y"]
 
 
@@ -194,9 +187,3 @@ def test_an_address_is_checked_before_anything_is_sent(url):
     assert check_url("http://127.0.0.1:8000/v1/") == "http://127.0.0.1:8000", "where all pages are"
     with pytest.raises(UsageProblem, match="is no address"):
         check_url(url)
-
-
-def test_the_labs_own_prompts_have_kinds_in_turns():
-    prompts = client.prompts_of(None)
-    assert [one.kind for one in prompts[:3]] == ["code", "question", "copy"]
-    assert len(prompts) == 12

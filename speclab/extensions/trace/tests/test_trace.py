@@ -15,7 +15,7 @@ from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.core import clock as clock_module
 from speclab.core.counts import Counts
-from speclab.core.rounds import DecodeSettings, Draft, Round, tokens_of
+from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.extensions.trace import follow, page, positions, trace, trace_terminal
 from speclab.extensions.trace.tests.trace_streams import (
@@ -307,14 +307,6 @@ def test_nothing_in_a_text_becomes_markup(tokenizer, where):
         assert tags.data["sampled"][0]["prompt"] == terminal.harmless(NASTY)
 
 
-@pytest.mark.parametrize("keep", [0.0, 1.0])
-def test_page_of_512_tokens_stays_below_a_megabyte(tokenizer, keep):
-    """Sixteen drafts a round, all rejected, is the longest there is; and all kept."""
-    found = scripted(tokenizer, "def f(x):\n" * 200, 512, draft_length=16, keep=keep)
-    assert found.events[-1].n_tokens == 512
-    assert 50_000 < len(page_of(found).encode()) < 1_000_000
-
-
 def test_page_asks_nobody(tokenizer, monkeypatch):
     """No address in it, no host, no folder of this machine; and the same data gives the same page."""
     for module, name in ((platform, "node"), (socket, "gethostname")):  # a real name may be too short to look for
@@ -325,18 +317,3 @@ def test_page_asks_nobody(tokenizer, monkeypatch):
     for address in ("https:", "url(h", "@import", "this-very-machine", str(ROOT)):
         assert address not in text
     assert text == page_of(found)
-
-
-def test_candidates_are_the_most_probable_tokens_and_the_drafted_one():
-    """Eight by the larger of p and q; after the draft there is no q."""
-    torch.manual_seed(0)
-    p, q = torch.rand(20).softmax(-1), torch.rand(1, 1, 20).softmax(-1)
-    drafted = int(torch.maximum(p, q[0, 0]).argmin())
-    draft = Draft(torch.tensor([[drafted]]), torch.tensor([1]), q)
-    found = positions.candidates_of(draft, p, 0)
-    larger = torch.maximum(p, q[0, 0]).tolist()
-    assert len(found) == 8
-    assert found[-1].id == drafted
-    assert [one.id for one in found[:-1]] == sorted(range(20), key=lambda i: -larger[i])[:7]
-    assert all(one.target_prob == p[one.id] and one.draft_prob == q[0, 0, one.id] for one in found)
-    assert {one.draft_prob for one in positions.candidates_of(draft, p, 1)} == {None}

@@ -258,14 +258,6 @@ def test_hidden_states_follow_the_branch(engine, monkeypatch):
     assert_close(target.forward(tokens[:, :2]), plain.forward(tokens[:, :2]))
 
 
-def test_a_branch_that_is_none_is_refused():
-    target = CachedModel(tiny("llama"))
-    target.prefill(PROMPT)
-    target.forward(torch.tensor([[3, 5, 6]]), reads(chain(2)))
-    with pytest.raises(RuntimeError, match="drafted token 2 of 2"):
-        target.keep([0, 2])
-
-
 # --- Models that cannot ----------------------------------------------------------------------------------------------
 
 
