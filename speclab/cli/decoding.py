@@ -13,10 +13,9 @@ from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.rules import rule_of
 from speclab.drafts import registry
-from speclab.drafts.constant import reference_text
 from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.drafts.registry import check_prompts
-from speclab.lab.instruments import Loop, LoopFunctions
+from speclab.lab.instruments import Loop, LoopFunctions, reference_text
 from speclab.lab.round_costs import measure_costs
 from speclab.models.pieces import with_text
 from speclab.models.prompts import Prompt

@@ -12,10 +12,9 @@ from optimized_speculative import speculative_decode
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Draft
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.drafts.constant import reference_text
 from speclab.engines.cuda import graphs
 from speclab.lab.decodings import Decoding, LibraryDecoding
-from speclab.lab.instruments import LoopFunctions, VariedLength, with_phases
+from speclab.lab.instruments import LoopFunctions, VariedLength, reference_text, with_phases
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.rows import GENERATE, Arm

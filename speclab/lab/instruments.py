@@ -1,4 +1,4 @@
-"""What looks into a decoding from outside: clocks on the phases of a round, and draft lengths that change.
+"""What looks into a decoding from outside: clocks on the phases of a round, lengths that change, a draft without cost.
 
 The loops know nothing of them. They wrap the target, the drafter and the functions that are passed to a loop.
 """
@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from draft_models import as_draft
 from speclab.core.accept import accept_from_logits
 from speclab.core.clock import mark, seconds_between
 from speclab.core.drafter import Drafter, Wrapper
-from speclab.core.rounds import AcceptRule, Draft, Round
+from speclab.core.rounds import AcceptRule, DecodeSettings, Draft, Round, Target, tokens_of
 from speclab.core.rules import TOKEN, Rule
+from speclab.core.sampling import Sampling
 from speclab.models.cached import CachedModel, tokens_to_keep
 
 Loop = Callable[..., Iterator[Round]]
@@ -167,3 +169,23 @@ def noisy(model: PreTrainedModel, amount: float, seed: int) -> PreTrainedModel:
                 noise = torch.randn(exact.shape, generator=generator, dtype=torch.float64)
                 weight.copy_(exact + amount * exact.std() * noise)
     return copied.eval()
+
+
+class ConstantDrafter(Drafter):
+    """Proposes id 0 again and again, so that every pass of the target has k + 1 tokens."""
+
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
+        self._device = prompt.device
+
+    def propose(self, k: int, uniforms: Tensor) -> Draft:
+        return as_draft([0] * k, self._device)
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None: ...
+
+
+def reference_text(
+    decode: Loop, target: Target, prompt: Tensor, draft_length: int, settings: DecodeSettings
+) -> list[int]:
+    """Return the target's own text for a dial to replay, made by the speculative loop with passes as wide as those that
+    will judge the replay: in bfloat16 the logits of another width may turn a near-tie."""
+    return tokens_of(decode(target, ConstantDrafter(), prompt, draft_length, settings))

@@ -9,8 +9,8 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core import sampling as sampling_module
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
-from speclab.drafts.constant import ConstantDrafter
 from speclab.drafts.feature import FeatureDrafter
+from speclab.lab.instruments import ConstantDrafter
 from speclab.models.cached import CachedModel
 from tests.decoding import speculative_rounds
 from tests.heads import tiny_head

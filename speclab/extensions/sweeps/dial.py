@@ -17,7 +17,7 @@ from speclab.core.drafter import Drafter, Wrapper
 from speclab.core.law import Law
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling
-from speclab.drafts.constant import ConstantDrafter
+from speclab.lab.instruments import ConstantDrafter
 from speclab.system.errors import UsageProblem
 
 GREEDY_ONLY = "the dial replays greedy output; use --temperature 0"
