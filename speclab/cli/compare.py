@@ -2,7 +2,7 @@
 
 import argparse
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -179,7 +179,7 @@ class Output:
 
 
 def show(
-    output: Output, record: Head, text: Callable[[], str], page: Callable[[], str], pictures: list[Callable]
+    output: Output, record: Head, text: Callable[[], str], page: Callable[[], str], pictures: Iterable[Callable]
 ) -> None:
     """Write the record and its page, print the text, and draw the pictures where that can be done."""
     place, written = output.result(".json"), to_json(record)

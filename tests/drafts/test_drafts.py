@@ -43,13 +43,6 @@ def brute_force(tokens: list[int], k: int, longest: int, shortest: int) -> list[
     return []
 
 
-@pytest.mark.parametrize(("longest", "shortest"), [(1, 2), (2, 0), (0, 0)])
-def test_ngram_sizes_are_checked(longest, shortest):
-    """An n-gram of no tokens would match everywhere."""
-    with pytest.raises(ValueError, match="shortest"):
-        NgramDrafter(longest, shortest)
-
-
 @settings(max_examples=300)
 @given(st.data())
 def test_incremental_index_equals_a_search(data):

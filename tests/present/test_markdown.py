@@ -2,8 +2,6 @@
 
 import re
 
-import pytest
-
 from speclab.present import tables
 
 ODD = "$\\frac{$ a|b\\|c `t` *s* _u_ [l](http://x) &amp; &lt; <br> \\"
@@ -17,17 +15,6 @@ def test_nothing_of_a_name_is_markup_in_markdown():
     for escaped in (line, row):
         assert not re.search(r"(?<!\\)(\\\\)*([`\[$]|(?<!\w)[*_](?=\w))|<[a-z]|&(?!amp;|lt;)\w+;", escaped)
     assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) == 3, "two cells"
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["# x", "> x", ">x", "- x", "+ x", "* x", "1. x", "12) x", "---", "- - -", "* * *", "_ _ _", "~~~", "#", "-"],
-)
-def test_nothing_at_the_start_of_a_line_is_markup(text):
-    first = tables.show([text], markdown=True)
-    (item,) = tables.show([tables.Lines([text])], markdown=True).splitlines()
-    for line in (first, item.removeprefix("- ")):
-        assert re.match(r"\d*\\", line)
 
 
 def test_what_is_struck_out_is_not():
