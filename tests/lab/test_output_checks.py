@@ -15,7 +15,7 @@ RIGHT, NEAR, WRONG = [5, 6, 7], [5, 6, 8], [5, 9, 7]
 @pytest.fixture
 def measured(monkeypatch):
     """A measurement with one prompt, from the texts of an arm's repeats."""
-    found = {tuple(NEAR): Divergence(2, 7, 8, 0.0, 1.0, True), tuple(WRONG): Divergence(1, 6, 9, 5.0, 1.0, False)}
+    found = {tuple(NEAR): Divergence(2, 7, 8, 0.0, True), tuple(WRONG): Divergence(1, 6, 9, 5.0, False)}
     monkeypatch.setattr(losslessness, "judge_divergence", lambda *given: found.get(tuple(given[3])))
 
     def of(texts: list[list[int]]) -> SimpleNamespace:

@@ -104,23 +104,6 @@ def test_the_pair_on_another_engine_is_measured_eagerly_as_well(lab_run):
     assert (ran.folder / "plots" / "local-limits.png").exists()
 
 
-def test_a_stop_after_the_first_prompt_of_a_short_run_ends_the_command(lab_run, monkeypatch):
-    """The rows that are there are kept, and nothing else is begun."""
-    honest, n_made = comparison.compare, []
-
-    def compare_once(config):
-        made, measured = honest(config)
-        n_made.append(config.setup.engine)
-        measured.stop = KeyboardInterrupt() if len(n_made) == 2 else None
-        return made, measured
-
-    monkeypatch.setattr(comparison, "compare", compare_once)
-    ran = lab_run("--engine", "c")
-    record = ran.record
-    assert (ran.code, n_made, record.interrupted, record.padded) == (0, ["c", "eager"], True, None)
-    assert [row for row in record.eager.rows if row.draft]
-
-
 @pytest.mark.parametrize(("stop", "said"), [(KeyboardInterrupt(), "the padded pair is not"), (None, "it needs 99 GB")])
 def test_a_stop_in_the_second_size_keeps_the_first(lab_run, monkeypatch, stop, said):
     """Ctrl-C in its turns, or models that cannot be loaded."""

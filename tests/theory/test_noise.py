@@ -1,13 +1,10 @@
 """When a run's speeds are rough: the decision on noise floors, made up and committed."""
 
-import dataclasses
 import doctest
-import json
 
 import pytest
 
 from speclab.records.rows import BASELINE, BASELINE_REPEAT, Arm, Decoded, Noise
-from speclab.system.paths import ROOT
 from speclab.theory import attribution
 from speclab.theory.attribution import FURTHEST  # before the tests' own bound: see tests/conftest.py
 
@@ -19,14 +16,6 @@ def bound_of_the_lab(monkeypatch):
 
 def floor(low: float | None, high: float | None, ratio: float = 1.0, temperature: float = 0.0) -> Noise:
     return Noise(temperature=temperature, ratio=ratio, low=low, high=high)
-
-
-def committed(pattern: str) -> list[Noise]:
-    records = [json.loads(path.read_text("utf-8")) for path in sorted((ROOT / "results").glob(f"{pattern}.json"))]
-    records += [record["padded"] for record in records if record.get("padded")]
-    names = [field.name for field in dataclasses.fields(Noise)]  # those of batches and of servers have more
-    entries = [entry for record in records for entry in record.get("noise") or []]
-    return [Noise(**{name: value for name, value in entry.items() if name in names}) for entry in entries]
 
 
 def test_the_example():
@@ -56,14 +45,6 @@ def test_the_worst_temperature_decides():
     assert attribution.too_wide(floors) is floors[1]
     assert attribution.too_wide(floors[:1]) is None
     assert attribution.too_wide([]) is None
-
-
-def test_few_committed_records_are_rough():
-    """The bound rests on them: of quiet machines, none reaches ten per cent."""
-    noisy = [*committed("cpu-2-cores-c-?00m"), *committed("cpu-2-cores-c")]  # their pages say so
-    floors = [floor for floor in committed("cpu-*") if floor not in noisy]
-    assert len(floors) >= 7
-    assert max(map(attribution.reach, floors)) < 1.095 < attribution.FURTHEST < max(map(attribution.reach, noisy))
 
 
 # --- the floor of a run, and what it makes of a speedup ---------------------------------------------------------------
