@@ -73,10 +73,11 @@ def price(
             part.verify += own.verify_seconds(n_drafted + 1, context)
             part.overhead += own.overhead_seconds(n_drafted, rejected=n_accepted < n_drafted)
             context += n_accepted + 1
-    for distinct, n_repeats in Counter(map(tuple, baseline.texts)).items() if accept_probs else ():
-        found = expected(accept_probs(distinct), line.arm.draft_length, costs, line.n_prompt)
-        part.expected += n_repeats * found.cost
-        part.expected_rounds += n_repeats * found.n_rounds
+    for distinct, n_repeats in Counter(map(tuple, baseline.texts)).items():
+        if accept_probs:
+            found = expected(accept_probs(distinct), line.arm.draft_length, costs, line.n_prompt)
+            part.expected += n_repeats * found.cost
+            part.expected_rounds += n_repeats * found.n_rounds
     return part
 
 
