@@ -32,7 +32,7 @@ from typing import BinaryIO, NamedTuple
 from speclab.cli import parsing
 from speclab.lab.comparison import padded_kinds
 from speclab.models import loading
-from speclab.models.padded.sizes import is_lab_size
+from speclab.models.padding import is_lab_size
 from speclab.system import terminal
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import check_writable, write_whole

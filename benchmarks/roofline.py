@@ -34,11 +34,10 @@ from transformers import PreTrainedModel
 from benchmarks import common
 from speclab.cli import flags, parsing
 from speclab.core.clock import seconds
-from speclab.models import loading
+from speclab.models import loading, padding
 from speclab.models.cached import CachedModel
 from speclab.models.family import cached_layers
 from speclab.models.memory import bandwidth, best, block_bytes, weights_read
-from speclab.models.padded import sizes
 from speclab.models.setup import Setup
 from speclab.present.tables import Block, Cell, Heading, Lines, Table
 from speclab.records.rows import Amount, Count, RecordPart
@@ -204,7 +203,7 @@ def passes_table(model: ModelPasses, ceilings: dict[str, float]) -> Table:
 
 def model_title(model: ModelPasses, ceilings: dict[str, float]) -> str:
     size = f"{model.parameters / 1e6:.1f} M parameters, {model.weight_bytes / 1e6:.0f} MB read in a pass"
-    size += ", padded" * sizes.is_lab_size(model.name)
+    size += ", padded" * padding.is_lab_size(model.name)
     speed = f"bandwidth {best_bandwidth(model, ceilings) / 1e9:.1f} GB/s"
     where = f"{model.context} tokens in the cache, {model.engine} engine, {speed}"
     return f"{model.role.capitalize()} {model.name}: {size}, {where}"

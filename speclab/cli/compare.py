@@ -16,8 +16,8 @@ from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
+from speclab.models import padding
 from speclab.models.loading import LAB_TARGET
-from speclab.models.padded import sizes
 from speclab.present import report
 from speclab.present.pictures import plots
 from speclab.present.screen import screen, timed
@@ -82,7 +82,7 @@ def filled(args: argparse.Namespace) -> argparse.Namespace:
     """Return the arguments, with the defaults of their size wherever the command line gives none. `others`: whether the
     lab's pair is measured eagerly and padded as well."""
     size = "quick" if args.quick else "full" if args.full else "default"
-    is_lab = args.target == LAB_TARGET or sizes.is_lab_size(args.target)
+    is_lab = args.target == LAB_TARGET or padding.is_lab_size(args.target)
     defaults = ALWAYS | SIZES[size] | {"draft": LAB_DRAFTS if is_lab else USUAL_DRAFTS}
     if args.texts:
         defaults["max_new_tokens"] = ANSWER_TOKENS

@@ -21,10 +21,9 @@ from speclab.core.drafter import Drafter, Lookup
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.files import read_head
 from speclab.drafts.hybrid import HybridDrafter
-from speclab.models import loading
+from speclab.models import loading, padding
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.family import check_family
-from speclab.models.padded import sizes
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.system import extensions
@@ -124,8 +123,8 @@ def read(text: str) -> Choice:
         if argument and kind.usage == name:
             raise UsageProblem(f"{text}: this kind of draft takes no argument; give {name}")
         return kind.read(argument, text)
-    if sizes.is_lab_size(text):
-        sizes.millions_of(text)
+    if padding.is_lab_size(text):
+        padding.millions_of(text)
     elif not os.path.exists(text):
         near = difflib.get_close_matches(name.strip().lower(), kinds(), 1, 0.7)
         if colon or not text.strip() or (near and "/" not in text):
@@ -193,7 +192,7 @@ def head_choice(
         target = setup.target
         check_family(target.model, f"the draft {name}", OTHER_FAMILY)
         # A padded target's states are the lab's, followed by zeros.
-        padded = sizes.is_lab_size(setup.target_name)
+        padded = padding.is_lab_size(setup.target_name)
         own_width = loading.load_config(loading.LAB_TARGET).hidden_size if padded else None
         # The name of a folder says nothing about the model in it.
         place = argument or own_head(name, setup.target_name if hasattr(target.model, "about") else "")

@@ -16,9 +16,9 @@ from speclab.lab.known_texts import CostTable, calibrated, probs_of_texts
 from speclab.lab.output_checks import judge
 from speclab.lab.rows import Predicted, noise_floors, rows_of
 from speclab.lab.run_config import RunConfig
+from speclab.models import padding
 from speclab.models import prompts as texts
 from speclab.models.memory import USABLE, bandwidth, block_bytes, free_memory, is_mixture_of_experts, weights_read
-from speclab.models.padded import sizes
 from speclab.models.setup import load_setup
 from speclab.records.files import ComparisonRun
 from speclab.records.rows import BASELINE, GENERATE, LOOKUP, Arm, Row
@@ -105,7 +105,7 @@ def padded_size(config: RunConfig, bytes_a_second: float) -> str | None:
     setup, chosen = config.setup, None
     free, in_c = free_memory(setup.device), setup.engine == "c"  # which has a copy of its own, of half as many bytes
     for size in SIZES:
-        n_bytes = sizes.millions_of(size) * 10**6 * setup.dtype.itemsize
+        n_bytes = padding.millions_of(size) * 10**6 * setup.dtype.itemsize
         fits = free is None or n_bytes * (1.5 if in_c else 1) * (1 + 1 / DRAFT_SHARE) <= USABLE * free
         if fits and READINGS * n_bytes / (2 if in_c else 1) <= SECONDS * bytes_a_second:
             chosen = size
@@ -115,8 +115,8 @@ def padded_size(config: RunConfig, bytes_a_second: float) -> str | None:
 def padded_kinds(kinds: list[str], size: str) -> list[str]:
     """Return `--draft` for a target of this size: the lab's draft at a tenth of it; lookups and the lab's head stay;
     others are left out."""
-    tenth = [name for name, (n, *_) in sizes.SIZES.items() if n * DRAFT_SHARE == sizes.millions_of(size)]
-    drafts = [f"lab:{name}" for name in tenth if sizes.rows_of(name) == sizes.rows_of(size)]
+    tenth = [name for name, (n, *_) in padding.SIZES.items() if n * DRAFT_SHARE == padding.millions_of(size)]
+    drafts = [f"lab:{name}" for name in tenth if padding.rows_of(name) == padding.rows_of(size)]
     usable = ("model", "feature", "hybrid", *registry.lookups())
     return [drafts[0] if kind == "model" else kind for kind in kinds if kind in usable]
 

@@ -25,11 +25,11 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from speclab.models import padding
 from speclab.models.checking.checks import check_model
 from speclab.models.family import Family, family_for
 from speclab.models.generation import eos_ids
 from speclab.models.memory import why_eager
-from speclab.models.padded import padding, sizes
 from speclab.system import extensions
 from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem, is_out_of_memory
 from speclab.system.paths import DATA
@@ -79,8 +79,8 @@ def place_of(name: str) -> str:
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    if sizes.is_lab_size(name):
-        sizes.millions_of(name)
+    if padding.is_lab_size(name):
+        padding.millions_of(name)
         name = LAB_TARGET
     load_config(name)
     tokenizer = loaded(name, "its tokenizer", lambda: AutoTokenizer.from_pretrained(place_of(name), **NO_CODE))
@@ -90,7 +90,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 def family_named(name: str) -> tuple[Family, PreTrainedConfig]:
     """Return the family of a model and its config. Raises EnvironmentProblem where nothing decodes it."""
-    config = load_config(LAB_TARGET if sizes.is_lab_size(name) else name)
+    config = load_config(LAB_TARGET if padding.is_lab_size(name) else name)
     family = family_for(config)
     family.check_config(config)
     return family, config
@@ -101,7 +101,7 @@ def load_model(
 ) -> PreTrainedModel:
     """Return a checked model on the device, from a folder or the hub, or a padded lab model. Raises EnvironmentProblem
     where it cannot be loaded, weights are missing, or it is not fit for cached decoding."""
-    if sizes.is_lab_size(name):
+    if padding.is_lab_size(name):
         if device_map:
             raise UsageProblem(f"{name} is made on one device; leave out --device-map")
         small = _whole_model(LAB[role], torch.float32, torch.device("cpu"))
@@ -193,7 +193,7 @@ def describe_model(name: str, model: PreTrainedModel, role: str = "target") -> s
     """Return one line: family, layers, parameters, padding, and what is special about its weights."""
     millions, config = sum(p.numel() for p in model.parameters()) / 1e6, model.config.get_text_config()
     layers = f"{n} layer{'s' * (n != 1)}, " if (n := getattr(config, "num_hidden_layers", 0)) else ""
-    padded = sizes.describe_padding(name, role) if sizes.is_lab_size(name) else ""
+    padded = padding.describe_padding(name, role) if padding.is_lab_size(name) else ""
     about: str = getattr(model, "about", "")  # what its source says of the weights
     more = "".join(f"; {said}" for said in (padded, about, why_eager(model)) if said)
     return f"{name}: {config.model_type}, {layers}{millions:.1f} M parameters{more}"

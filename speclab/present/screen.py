@@ -6,7 +6,7 @@ lines about their origin, their texts and their noise. All else is in report.py.
 
 import math
 
-from speclab.models.padded import sizes
+from speclab.models import padding
 from speclab.present import tables
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, interval, number, speedup, speedup_of
 from speclab.records.files import ComparisonRun, Head, LabRun
@@ -88,14 +88,14 @@ def timed(repeats: int) -> str:
 
 def padding_remark(run: LabRun) -> str | None:
     """This text must stand beside every number of a padded target; any other target has none."""
-    target, drafts = run.settings["target"], ", ".join(filter(sizes.is_lab_size, run.models))
-    said = f"{target} is {sizes.describe_padding(target)}." if sizes.is_lab_size(target) else None
+    target, drafts = run.settings["target"], ", ".join(filter(padding.is_lab_size, run.models))
+    said = f"{target} is {padding.describe_padding(target)}." if padding.is_lab_size(target) else None
     return said and said + f" Its draft model is padded, too: {drafts}." * bool(drafts)
 
 
 def small_print(run: Head) -> str:
     """Return the line under a picture. It never leaves out that the target is padded, or the rule lossy."""
-    target = run.settings["target"] + " (padded)" * sizes.is_lab_size(run.settings["target"])
+    target = run.settings["target"] + " (padded)" * padding.is_lab_size(run.settings["target"])
     lossy, commit = f"; LOSSY, accept rule {run.settings.get('rule')}" * _is_lossy(run), run.versions["commit"] or ""
     return f"{target} on {hardware(run)}, {run.settings['dtype']}; {run.created}, commit {commit[:8]}{lossy}"
 

@@ -18,8 +18,7 @@ from speclab.drafts.heads import files
 from speclab.drafts.heads.files import read_head, weights_of
 from speclab.models import loading
 from speclab.models.cached import CachedModel
-from speclab.models.padded.padding import pad_to
-from speclab.models.padded.sizes import Shape
+from speclab.models.padding import Shape, pad_to
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.paths import ROOT
 from tests.decoding import speculative_rounds

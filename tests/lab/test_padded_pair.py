@@ -9,8 +9,8 @@ import torch
 from speclab.cli import compare as command
 from speclab.lab import comparison
 from speclab.lab.bench import Bench
+from speclab.models import padding
 from speclab.models.loading import LAB_TARGET
-from speclab.models.padded import sizes
 from speclab.system.errors import EnvironmentProblem
 
 GB = 10**9
@@ -33,7 +33,7 @@ def size_of(monkeypatch):
 def test_a_faster_machine_gets_a_larger_pair_that_keeps_to_the_time(size_of):
     speeds = [speed * GB for speed in (0, 1, 15, 30, 60, 3000)]
     none, slow, *chosen = map(size_of, speeds)
-    numbers = [sizes.millions_of(size) * 10**6 for size in chosen]
+    numbers = [padding.millions_of(size) * 10**6 for size in chosen]
     assert none is slow is None
     assert numbers == sorted(set(numbers))
     for n, speed in zip(numbers, speeds[2:], strict=True):

@@ -8,11 +8,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from speclab.lab.decodings import library_generate
-from speclab.models import loading, memory, prompts
+from speclab.models import loading, memory, padding, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.checking.checks import check_model
-from speclab.models.padded import padding, sizes
-from speclab.models.padded.sizes import Shape
+from speclab.models.padding import Shape
 from speclab.records.files import read
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.paths import ROOT
@@ -125,19 +124,19 @@ def test_bfloat16_keeps_the_rotary_frequencies():
 
 
 @pytest.mark.parametrize("role", loading.LAB)
-@pytest.mark.parametrize("name", sizes.SIZES)
+@pytest.mark.parametrize("name", padding.SIZES)
 def test_a_size_has_a_shape_or_is_too_small(name, role):
     """Within 5 % of the size, never smaller than the lab's in any entry, and one a Llama can have."""
     if role == "target" and name in ("5m", "10m"):
         with pytest.raises(UsageProblem, match=f"lab:{name} is too small for the lab's target"):
-            sizes.shape_of(f"lab:{name}", role)
+            padding.shape_of(f"lab:{name}", role)
         return
-    lab, rows = AutoConfig.from_pretrained(loading.LAB[role]), sizes.rows_of(name)
+    lab, rows = AutoConfig.from_pretrained(loading.LAB[role]), padding.rows_of(name)
     with torch.device("meta"):
-        config = padding.config_of(lab, sizes.shape_of(name, role), torch.bfloat16, rows or lab.vocab_size)
+        config = padding.config_of(lab, padding.shape_of(name, role), torch.bfloat16, rows or lab.vocab_size)
         large = LlamaForCausalLM(config)
     entries = ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "num_hidden_layers")
-    assert abs(sum(p.numel() for p in large.parameters()) / sizes.millions_of(name) / 1e6 - 1) < 0.05
+    assert abs(sum(p.numel() for p in large.parameters()) / padding.millions_of(name) / 1e6 - 1) < 0.05
     assert all(getattr(large.config, key) >= getattr(lab, key) for key in entries)
     assert rows == (128256 if "v" in name else 0)
     assert large.config.hidden_size % 64 == large.config.intermediate_size % 64 == 0
@@ -166,13 +165,13 @@ def test_added_rows_of_the_output_layer_are_computed_and_never_win(prompt, tied)
 @pytest.mark.parametrize("text", ["", "big", "200", "173m", "8 b", "8b:v", "8b:v1k", "200m:e8k2"])
 def test_what_is_no_size(text):
     with pytest.raises(UsageProblem, match=r"is not a size; .* lab:200m$"):
-        sizes.millions_of(f"lab:{text}")
+        padding.millions_of(f"lab:{text}")
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_a_padded_model_is_told_with_the_size_of_the_model_whose_text_it_writes(role):
     n = read(ROOT / "models" / "lab-pair" / "training.json", dict)[role]["parameters"]
-    said = sizes.describe_padding("lab:8b", role)
+    said = padding.describe_padding("lab:8b", role)
     assert re.search(rf"{role} of ({n / 1e6:.0f}|{n / 1e6:.1f}) M parameters .* 8B$", said), said
 
 

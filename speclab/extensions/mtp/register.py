@@ -2,9 +2,8 @@
 
 from speclab.core.drafter import Drafter
 from speclab.drafts.registry import OTHER_FAMILY, Choice, add
-from speclab.models import loading
+from speclab.models import loading, padding
 from speclab.models.family import check_family
-from speclab.models.padded import sizes
 from speclab.models.setup import Setup
 from speclab.system.errors import UsageProblem
 
@@ -19,7 +18,7 @@ def read_mtp(argument: str, text: str) -> Choice:
 
         target = setup.target
         check_family(target.model, f"--draft {text}", OTHER_FAMILY, crops=False)
-        if sizes.is_lab_size(setup.target_name):
+        if padding.is_lab_size(setup.target_name):
             raise UsageProblem(f"--draft {text}: no padded target has such a head; give --draft feature")
         head = read_mtp_head(argument or target.model.name_or_path, target.model, text)
         target.hidden_layers = tuple(sorted({*target.hidden_layers, *head.config.layers}))

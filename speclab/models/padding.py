@@ -21,33 +21,92 @@ from the lab's where two tokens are nearly equal. Compare padded with padded, no
 
 import copy
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from speclab.models.memory import USABLE, free_memory
-from speclab.models.padded import sizes
-from speclab.models.padded.sizes import Shape
-from speclab.system.errors import EnvironmentProblem
+from speclab.system.errors import EnvironmentProblem, UsageProblem
 
 SPREAD = 0.02  # standard deviation of random weights; what Llama is initialised with
+PREFIX = "lab:"
+
+
+class Shape(NamedTuple):
+    """The shape of a padded model; a head is 64 wide, as the lab's are."""
+
+    width: int
+    kv_heads: int
+    units: int  # of the MLP
+    layers: int
+
+
+# Millions of parameters, and the shape of a target and of a draft, within 5 % of that. Width and depth grow with the
+# cube root of the size and meet Llama 3's: 2048 wide at 1b, 4096 at 8b. A padded model is never shallower than its lab
+# model, so small targets are deep. A draft, whose lab model has one layer, is the shallower of the two at equal size:
+# on a GPU its layers, one after the other, are what a pass costs. The first two are sizes of drafts alone. Four query
+# heads share a key-value head, as in large models, where the lab's own heads find place in that.
+SIZES: dict[str, tuple[int, Shape | None, Shape]] = {
+    "5m": (5, None, Shape(384, 6, 1344, 2)),
+    "10m": (10, None, Shape(384, 6, 1472, 4)),
+    "20m": (20, Shape(384, 6, 896, 12), Shape(512, 4, 1536, 6)),
+    "50m": (50, Shape(512, 4, 1792, 14), Shape(768, 4, 2816, 6)),
+    "100m": (100, Shape(768, 4, 2880, 12), Shape(896, 7, 2752, 10)),
+    "200m": (200, Shape(1024, 4, 3776, 14), Shape(1280, 5, 4096, 10)),
+    "800m": (800, shape := Shape(1792, 7, 5888, 20), shape),
+    "1b": (1_000, shape := Shape(2048, 8, 7296, 18), shape),
+    "2b": (2_000, shape := Shape(2560, 10, 8704, 24), shape),
+    "8b": (8_000, shape := Shape(4096, 16, 14656, 36), shape),
+    "800m:v128256": (800, shape := Shape(1792, 7, 6080, 14), shape),
+    "8b:v128256": (8_000, shape := Shape(4096, 16, 14464, 34), shape),
+}
+OWN = {"target": "10 M", "draft": "1.6 M"}  # parameters of the lab's pair, which is padded
+
+
+def is_lab_size(name: str) -> bool:
+    return name.startswith(PREFIX)
+
+
+def millions_of(name: str) -> int:
+    """Return the millions of parameters that a name such as lab:200m asks for. Raises UsageProblem for no size."""
+    if (size := SIZES.get(name.removeprefix(PREFIX))) is None:
+        raise UsageProblem(f"{name} is not a size; give lab: and one of {', '.join(SIZES)}, for example lab:200m")
+    return size[0]
+
+
+def rows_of(name: str) -> int:
+    """Return the rows of the output layer, 0 where they are the lab's."""
+    return int(name.partition(":v")[2] or 0)
+
+
+def shape_of(name: str, role: str) -> Shape:
+    """Return the shape of a padded target or draft. Raises UsageProblem where the lab's own is larger."""
+    millions_of(name)
+    _, target, draft = SIZES[name.removeprefix(PREFIX)]
+    if (shape := draft if role == "draft" else target) is None:
+        raise UsageProblem(f"{name} is too small for the lab's {role}; use a larger one, for example lab:200m")
+    return shape
+
+
+def describe_padding(name: str, role: str = "target") -> str:
+    """Return the remark that belongs next to every time of a padded model. name: lab:SIZE; role: target or draft"""
+    size, rows = name.split(":")[1].upper(), rows_of(name)
+    said = f"padded: the text of the lab's {role} of {OWN[role]} parameters at the price of {size}"
+    return said + f", {rows} rows in the output layer" * bool(rows)
 
 
 def padded(
     small: PreTrainedModel, name: str, device: torch.device, dtype: torch.dtype, role: str = "target"
 ) -> PreTrainedModel:
-    shape = sizes.shape_of(name, role)
-    check_memory(name, sizes.millions_of(name) * 10**6, device, dtype)
-    return pad_to(small, shape, device, dtype, sizes.rows_of(name) or small.config.vocab_size)
-
-
-def check_memory(name: str, n_parameters: int, device: torch.device, dtype: torch.dtype) -> None:
-    """Refuse weights that do not fit, before the machine starts swapping or is killed for it."""
-    free, needed = free_memory(device), n_parameters * dtype.itemsize
+    """Pad `small`, the lab's target or draft, to the size of the name. Weights that do not fit are refused before the
+    machine starts swapping or is killed for it."""
+    shape, free, needed = shape_of(name, role), free_memory(device), millions_of(name) * 10**6 * dtype.itemsize
     if free is not None and needed > USABLE * free:
         what = f"{name} needs {needed / 1e9:.1f} GB, and of the {free / 1e9:.1f} GB free on {device.type}"
         raise EnvironmentProblem(f"{what} a tenth stays free; use a smaller one, or --dtype bfloat16")
+    return pad_to(small, shape, device, dtype, rows_of(name) or small.config.vocab_size)
 
 
 def config_of(lab: LlamaConfig, shape: Shape, dtype: torch.dtype, n_rows: int) -> LlamaConfig:
