@@ -17,6 +17,7 @@ import inspect
 import json
 import os
 import re
+import resource
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -37,11 +38,6 @@ from exercises.guard import (
 )
 from speclab.system.paths import ROOT
 
-try:
-    import resource
-except ImportError:  # Windows: the checks run there without these limits
-    resource = None
-
 SECONDS = 20  # by the clock, for a check with the import of the file; a right answer takes one
 AGAIN = 5  # for every further check of a file of which one has been stopped
 FILE_BYTES = 16 << 20  # of every file that the code writes, and of what a check prints
@@ -57,7 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """A print or a list without an end fills neither the disk nor the memory, and a crash leaves no image of itself."""
-    if resource and config.getoption("--outcomes", None):
+    if config.getoption("--outcomes", None):
         limit(resource.RLIMIT_FSIZE, FILE_BYTES)
         limit(resource.RLIMIT_CORE, 0)
         limit(resource.RLIMIT_DATA, MEMORY_BYTES)

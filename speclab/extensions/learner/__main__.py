@@ -16,9 +16,8 @@ With --run, the functions that pass their checks then decide in one of the lab's
     python check.py 9 --run optimized_speculative.py -k auto     # exercise 9 decides when a draft stops
     python check.py 1 --run trace shapes                         # a command of an extension that takes functions
 
-Underneath it is pytest (tests/exercises/), in a process of its own, which is ended together with all that your code has
-started. Exit code 0 when nothing is wrong: a function that is still open is not wrong. Exit code 1 when a check fails,
-or a text is not the baseline's.
+Exit code 0 when nothing is wrong: a function that is still open is not wrong. Exit code 1 when a check fails, or a text
+is not the baseline's.
 """
 
 import argparse

@@ -4,8 +4,7 @@ A chapter (docs/chapters/), a file with open functions (exercises/), its solutio
 hints (exercises/hints.toml) make an exercise. Imports nothing heavy: check.py answers at once.
 
 The checks are run by pytest in a process of its own, which is ended with all it started. pytest-timeout stops code that
-never ends, and this module ends the process where that cannot: a long call into C, or code that catches whatever is
-raised in it. A check without an outcome has failed, and the reason is read from the process's end.
+never ends, and this module ends the process where that cannot. A check without an outcome has failed.
 """
 
 import contextlib
@@ -172,12 +171,11 @@ def hints(exercise: Exercise) -> dict[str, list[str]]:
 
 
 def function_with_hints(exercise: Exercise) -> str | None:
-    """The function, or the check, whose hints help next: what the first failing check uses, or what is still open.
-    None where no hint is about what is unfinished."""
+    """The function, or the check, whose hints help next: what the first failing check uses, or what is still open."""
     names = [name.rpartition(".")[2] for name in exercise.open_functions]
-    for check in exercise.failed[:1]:
-        is_read = "cannot be imported" not in check.message
-        names = [*check.uses, check.function.removeprefix("test_")] if is_read else []
+    if exercise.failed:
+        first = exercise.failed[0]
+        names = [*first.uses, first.function.removeprefix("test_")]
     return next((name for name in hints(exercise) if name in names), None)
 
 
@@ -185,11 +183,11 @@ def hint_text(exercise: Exercise, level: int) -> str:
     name = function_with_hints(exercise)
     if exercise.status == "done" or name is None:
         return f"no hint is about exercise {exercise.number} as it is; type: {check_command(str(exercise.number))}"
-    lines = [f"{name}, in {shown(exercise.path('exercises'))}", ""]
-    for n, text in enumerate(hints(exercise)[name][:level], start=1):
-        lines.append(textwrap.fill(text, 100, initial_indent=f"  {n}. ", subsequent_indent="     "))
+    texts = enumerate(hints(exercise)[name][:level], start=1)
+    lines = [textwrap.fill(text, 100, initial_indent=f"  {n}. ", subsequent_indent="     ") for n, text in texts]
     more = f"--hint {level + 1} says more. " if level < 3 else ""
-    return "\n".join([*lines, "", f"{more}next: {check_command(str(exercise.number))}"])
+    next_line = f"{more}next: {check_command(str(exercise.number))}"
+    return "\n".join([f"{name}, in {shown(exercise.path('exercises'))}", "", *lines, "", next_line])
 
 
 def summary(chosen: list[Exercise]) -> str:

@@ -1,7 +1,6 @@
 """`check.py --run`: one of the lab's scripts, in which the functions that you wrote in exercises/ decide.
 
-The script's own words are read here first: they say which exercises can take part. Their checks are run before anything
-is timed, and one that fails ends the run. The script's main() gets the functions.
+Their checks are run before anything is timed, and one that fails ends the run. The script's main() gets the functions.
 """
 
 import importlib

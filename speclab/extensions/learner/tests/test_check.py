@@ -177,7 +177,6 @@ def test_a_file_that_cannot_be_imported_is_said_once(run, clone, text, said):
     assert " ".join(out.split()).count(said) == 1
     assert (out.count("FAILS"), out.count("see above\n")) == (7, 6)
     assert "Traceback" not in out + err
-    assert run("0", "--hint")[1].startswith("no hint is about exercise 0 as it is")
 
 
 # --- code that misbehaves ---------------------------------------------------------------------------------------------
