@@ -34,7 +34,6 @@ from tests.grids import often
 from tests.tiny_models import CONTEXT, DTYPE_ON, FAMILIES, VOCAB, on_engine, perturbed, tiny
 
 LONGEST = 20  # new tokens
-PROMPT_IDS = torch.tensor([[5, 9, 2, 40, 7]])
 DRAFTS = ("good", "bad", "identical", "ngram")  # tests/contract.py has the other kinds
 
 

@@ -8,9 +8,6 @@ from torch import Tensor
 
 from tests.exercises.answers import asked, whole, wrong
 
-STEM = "ex11_feature_draft"
-
-
 DICE = random.Random(0)
 
 

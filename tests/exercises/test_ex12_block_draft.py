@@ -14,8 +14,6 @@ from tests.exercises.answers import asked, simplest, whole, wrong
 from tests.exercises.test_ex04_rejection import overlap, rows, shown
 from tests.test_exact import Row, floats, random_tables
 
-STEM = "ex12_block_draft"
-
 ACCEPTANCE = [0.8, 0.75, 0.7, 0.65, 0.6, 0.6, 0.6]  # those of the chapter, and its costs
 STEPWISE, ONE_PASS = [round(0.2 * k, 1) for k in range(8)], [0.0, *[0.3] * 7]
 VERIFY, OVERHEAD = [1.0] * 6 + [1.3] * 2, 0.1

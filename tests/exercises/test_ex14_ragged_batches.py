@@ -9,9 +9,6 @@ import torch
 from solutions import ex14_ragged_batches as right
 from tests.exercises.answers import asked, simplest, whole
 
-STEM = "ex14_ragged_batches"
-
-
 DICE = random.Random(0)
 
 

@@ -6,9 +6,6 @@ import torch
 
 from tests.exercises.answers import asked, simplest, whole
 
-STEM = "ex15_token_trees"
-
-
 DICE = random.Random(0)
 
 

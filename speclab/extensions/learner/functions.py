@@ -249,13 +249,12 @@ def is_right(
     if not settings.sampling.greedy:
         print("a sampled text has no baseline to equal; compare.py with the same flags judges many of them")
         return True
-    baseline = list(decode())
-    divergence = judge_divergence(setup.reference, prompt.id_list, baseline, tokens, setup.target.vocab_size)
+    divergence = judge_divergence(setup.reference, prompt.id_list, list(decode()), tokens, setup.target.vocab_size)
     if divergence is None or divergence.numerical:
         print("the baseline's text:", "identical" if divergence is None else "identical but where logits are equal")
         return True
-    about = f"decided by {package} {', '.join(map(str, modules))}"
-    print(f"WRONG TEXT: from new token {divergence.position} on it is not the baseline's; {about}")
+    print(f"WRONG TEXT: from new token {divergence.position} on it is not the baseline's;", end=" ")
+    print(f"decided by {package} {', '.join(map(str, modules))}")
     return False
 
 
