@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, rms_norm
+from torch.nn.functional import rms_norm
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
@@ -20,20 +20,6 @@ class Norm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
-
-
-class TargetOutput(nn.Module):
-    """The target's output layer, which is neither trained nor stored. weight: (draft_vocab, hidden)"""
-
-    weight: Tensor
-
-    def __init__(self, weight: Tensor):
-        super().__init__()
-        self.register_buffer("weight", weight, persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits, (..., hidden) -> (..., draft_vocab)."""
-        return linear(x, self.weight)
 
 
 class Attention(nn.Module):

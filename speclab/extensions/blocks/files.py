@@ -36,7 +36,7 @@ def read_block(name: str, target: PreTrainedModel) -> SavedHead:
     unused = (*files.UNUSED, files.EMBEDDING, files.HEAD)
     saved = files.read_weights(name, weights, lambda: BlockHead(config, table, output), target, unused)
     if saved.ids is not None:
-        saved.head.output.weight = output[saved.ids]
+        saved.head.output = output[saved.ids]
     return saved
 
 

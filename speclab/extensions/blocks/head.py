@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, scaled_dot_product_attention
+from torch.nn.functional import embedding, linear, scaled_dot_product_attention
 
-from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation, TargetOutput, appended, rotations
+from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation, appended, rotations
 
 BLOCKS_AT_ONCE = 64  # the blocks of a pass take memory by the square of their number
 
@@ -55,13 +55,14 @@ class BlockHead(nn.Module):
     """
 
     table: Tensor
+    output: Tensor
 
     def __init__(self, config: BlockConfig, table: Tensor, output: Tensor):
         super().__init__()
         block = config.block
         self.config = config
         self.register_buffer("table", table, persistent=False)
-        self.output = TargetOutput(output)
+        self.register_buffer("output", output, persistent=False)
         self.fc = nn.Linear(len(config.layers) * config.target_hidden, block.hidden_size, bias=False)
         self.hidden_norm, self.norm = (Norm(block.hidden_size, block.rms_norm_eps) for _ in range(2))
         self.layers = nn.ModuleList([DecoderLayer(block, block.hidden_size) for _ in range(block.num_hidden_layers)])
@@ -124,7 +125,7 @@ class BlockHead(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the logits, (..., hidden) -> (..., draft_vocab), without the Markov head's bias."""
-        return self.output(self.norm(states))
+        return linear(self.norm(states), self.output)
 
     def biased(self, logits: Tensor, before: Tensor) -> Tensor:
         """Add the Markov head's bias to logits (..., draft_vocab), by the token before each, (...)."""

@@ -24,13 +24,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 from draft_models import as_draft, as_drawn
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Drawn, Sampling, draw_draft, to_device
 from speclab.drafts.feature import HeadDrafter
-from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation, TargetOutput, appended, rotations
+from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation, appended, rotations
 from speclab.extensions.exits.first_layers import FirstLayers
 
 
@@ -55,13 +55,15 @@ class ExitConfig(NamedTuple):
 class ExitAdapter(nn.Module):
     """The weights. output: the target's output layer, (vocab, hidden), which is neither trained nor stored."""
 
+    output: Tensor
+
     def __init__(self, config: ExitConfig, output: Tensor):
         super().__init__()
         block = config.block
         self.config = config
         self.layers = nn.ModuleList([DecoderLayer(block, block.hidden_size)])
         self.norm = Norm(block.hidden_size, block.rms_norm_eps)
-        self.output = TargetOutput(output)
+        self.register_buffer("output", output, persistent=False)
 
     def forward(self, states: Tensor, rotation: Rotation, seen: Callable[[Tensor, Tensor], Any], n_last: int) -> Tensor:
         """Read the target's states (batch, n, hidden) -> logits of the tokens after the last ones, (batch, n_last,
@@ -77,7 +79,7 @@ class ExitAdapter(nn.Module):
         attended = scaled_dot_product_attention(
             queries[:, :, -n_last:], keys, values, is_causal=n_last > 1, enable_gqa=shared
         )
-        return self.output(self.norm(layer.finish(states[:, -n_last:], attended)))
+        return linear(self.norm(layer.finish(states[:, -n_last:], attended)), self.output)
 
     def text_logits(self, states: Tensor) -> Tensor:
         """Return the logits along a known text, in one pass: states (batch, n, hidden) -> logits (batch, n, vocab)."""

@@ -28,7 +28,7 @@ def tiny_block_head(
         head = BlockHead(BlockConfig(sizes, (0, 1), hidden, slots=slots, **config), table, output).to(table.dtype)
         for weight in head.parameters():
             torch.nn.init.normal_(weight, mean=float(weight.ndim == 1), std=std)
-    head.output.weight = head.output.weight[: config["draft_vocab"]]
+    head.output = head.output[: config["draft_vocab"]]
     return head.eval()
 
 
@@ -69,7 +69,7 @@ def block_rows(head: BlockHead, hidden: Tensor, text: list[int], drafted: list[i
         keys, values = (torch.cat(pair, dim=2).repeat_interleave(2, dim=1) for pair in pairs)
         weights = queries @ keys.transpose(-1, -2) / config.block.head_dim**0.5
         x = layer.finish(x, weights.softmax(-1) @ values)
-    logits = head.norm(x[0, config.slots - config.longest :]) @ head.output.weight.T
+    logits = head.norm(x[0, config.slots - config.longest :]) @ head.output.T
     before = [text[-1], *drafted][: len(drafted)]
     if head.markov_head is not None:
         logits = (

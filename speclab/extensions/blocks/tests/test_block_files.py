@@ -70,7 +70,7 @@ def test_what_is_written_comes_back(target, tmp_path, options):
 
 def test_a_head_of_a_part_of_the_ids_comes_back(target, tmp_path):
     head = tiny_block_head(target, markov_rank=3, draft_vocab=12)
-    head.output.weight = weights_of(target)[1][IDS]
+    head.output = weights_of(target)[1][IDS]
     read = read_block(str(saved(tmp_path / "head", head, IDS)), target)
     assert torch.equal(read.ids, IDS)
     assert proposals(target, BlockDrafter(*read)) == proposals(target, BlockDrafter(head, IDS))
@@ -79,7 +79,7 @@ def test_a_head_of_a_part_of_the_ids_comes_back(target, tmp_path):
 def test_a_published_head_with_fewer_ids_and_parts_of_its_training(target, tmp_path):
     """Embedding and output layer are the target's. No word about the slots means that the anchor predicts none."""
     head = tiny_block_head(target, markov_rank=3, draft_vocab=12, from_anchor=False)
-    head.output.weight = weights_of(target)[1][IDS]
+    head.output = weights_of(target)[1][IDS]
     folder = saved(tmp_path / "head", head)
     more = {
         "d2t": IDS - torch.arange(12),
@@ -133,4 +133,4 @@ def test_weights_are_looked_at_before_they_are_read(target, folder, monkeypatch)
 
 
 def test_what_is_the_targets_own_does_not_learn(target, tmp_path):
-    check_lent("block", write_block, target, tmp_path, set(), lambda head: (head.table, head.output.weight))
+    check_lent("block", write_block, target, tmp_path, set(), lambda head: (head.table, head.output))

@@ -21,7 +21,7 @@ def test_a_fresh_head_shares_what_it_does_not_learn():
     target = tiny("llama", dtype=torch.float32).requires_grad_(False)
     head = fresh_block(target, Words(), parse(["block"]))
     assert head.table.data_ptr() == target.get_input_embeddings().weight.data_ptr()
-    assert head.output.weight.data_ptr() == target.get_output_embeddings().weight.data_ptr()
+    assert head.output.data_ptr() == target.get_output_embeddings().weight.data_ptr()
     assert len(head.layers) == LAYERS
     assert (head.config.mask, head.config.markov_rank) == (VOCAB - 1, MARKOV_RANK)
     assert not head.biased(torch.zeros(VOCAB, VOCAB), torch.arange(VOCAB)).any()
