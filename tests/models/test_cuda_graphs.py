@@ -6,7 +6,6 @@ tests/test_cuda.py has the rest.
 """
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import Draft
 from speclab.core.sampling import Sampling, draw_next
-from speclab.engines import eager
 from speclab.engines.cuda import cuda_graphs, graphs
 from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.engines.cuda.kernels import GroupedAttention, Kernels
@@ -25,7 +23,6 @@ from speclab.lab.bench import Bench
 from speclab.lab.harness import interleaved, measure
 from speclab.models import engine_choice
 from speclab.models.cached import CachedModel
-from speclab.models.family import NoFastBackend
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.rows import BASELINE, Arm
@@ -73,14 +70,6 @@ def test_rounds_are_those_of_the_eager_engine(kind, sampling, family, recorder, 
     assert sum(r.n_accepted for r in rounds[1]) > (0 if kind == "ngram" else 5)
     assert any(r.n_rejected for r in rounds[1])
     assert graphs.captures.n - before[0] < (recorder.n_replays - before[1]) / 2, "shapes must repeat"
-
-
-def test_more_tokens_than_declared_are_several_replays():
-    """A draft that waited for many rounds catches up without a recording, and with the same logits and states."""
-    cached = graphed("llama")
-    cached.prepare({2, 4}, 70)
-    check_passes(cached, 9)
-    assert {width for width, _ in cached._backend._buffers.graphs} == {1, 2, 4}
 
 
 def test_what_was_declared_is_recorded_with_the_prompts_pass():
@@ -285,11 +274,3 @@ def test_what_fails_leaves_no_graphs(breaks, words, on_cuda, monkeypatch):
     chosen, why = engine_choice.choose(tiny("llama"), "auto")
     assert chosen is None
     assert words in why
-
-
-def test_windows_of_two_sizes_have_no_graphs(monkeypatch):
-    layers = [SimpleNamespace(sliding_window=8), SimpleNamespace(sliding_window=16)]
-    monkeypatch.setattr(cuda_graphs, "kv_shapes", lambda model: [])
-    monkeypatch.setattr(eager, "cached_layers", lambda model: layers)
-    with pytest.raises(NoFastBackend, match="windows of 8 and 16 tokens"):
-        GraphedModel(tiny("llama"))

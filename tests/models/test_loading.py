@@ -5,7 +5,6 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,9 +15,7 @@ import baseline_autoregressive
 import compare
 import optimized_speculative
 from speclab.lab.decodings import library_generate
-from speclab.models import engine_choice, generation, loading
-from speclab.models.checking.rounding import Reference
-from speclab.models.family import DECODER_ONLY
+from speclab.models import generation, loading
 from speclab.system.errors import EnvironmentProblem
 from tests.llamas import tiny_llama
 
@@ -129,14 +126,6 @@ def refused(capsys, folder: Path, *words: str, script=baseline_autoregressive, c
     return lines[0]
 
 
-def test_a_model_too_large_for_the_memory_is_not_called_damaged(copied, capsys, monkeypatch):
-    def full(*_, **__):
-        raise MemoryError
-
-    monkeypatch.setattr(DECODER_ONLY.loader, "from_pretrained", full)
-    assert "out of memory" in refused(capsys, copied / "target")
-
-
 def test_what_is_no_fault_loads(copied, capsys):
     """Pickled tensors, a tied output layer, kernels that are not PyTorch's, and weights that are not used."""
     folder, options = copied / "target", (torch.device("cpu"), torch.float32)
@@ -151,16 +140,6 @@ def test_what_is_no_fault_loads(copied, capsys):
     model.save_pretrained(copied / "draft")
     assert "lm_head.weight" not in load_file(copied / "draft" / "model.safetensors")
     assert loading.load_model(str(copied / "draft"), *options) is not None
-
-
-def test_a_quantised_model_runs_eagerly():
-    model = tiny_llama(3).bfloat16()
-    model.hf_quantizer = SimpleNamespace()
-    said = "its weights are quantised"
-    for wish in ("auto", "c"):
-        assert engine_choice.choose(model, wish) == (None, f"llama runs eagerly: {said}")
-    assert loading.describe_model("x", model).endswith(said)
-    assert Reference(model)._higher is model
 
 
 # --- generation settings ----------------------------------------------------------------------------------------------

@@ -12,9 +12,7 @@ from speclab.models import loading, memory, padding, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.checking.checks import check_model
 from speclab.models.padding import Shape
-from speclab.records.files import read
 from speclab.system.errors import EnvironmentProblem, UsageProblem
-from speclab.system.paths import ROOT
 from tests.decoding import plain_text
 from tests.llamas import VOCAB, tiny_llama
 
@@ -166,13 +164,6 @@ def test_added_rows_of_the_output_layer_are_computed_and_never_win(prompt, tied)
 def test_what_is_no_size(text):
     with pytest.raises(UsageProblem, match=r"is not a size; .* lab:200m$"):
         padding.millions_of(f"lab:{text}")
-
-
-@pytest.mark.parametrize("role", ["target", "draft"])
-def test_a_padded_model_is_told_with_the_size_of_the_model_whose_text_it_writes(role):
-    n = read(ROOT / "models" / "lab-pair" / "training.json", dict)[role]["parameters"]
-    said = padding.describe_padding("lab:8b", role)
-    assert re.search(rf"{role} of ({n / 1e6:.0f}|{n / 1e6:.1f}) M parameters .* 8B$", said), said
 
 
 REFUSALS = [  # free memory, dtype, and what is said

@@ -1,4 +1,6 @@
-"""Weights in several places: the same text, on the eager engine."""
+"""Weights in several places, or quantised: the same text, on the eager engine."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -50,9 +52,20 @@ def test_texts_and_rounds_are_those_of_the_model_in_one_place(folder, prompt, sa
     assert any(0 < r.n_accepted < r.n_drafted for r in mine)
 
 
-def test_a_spread_model_runs_eagerly(folder):
-    """And it has no copy in float32."""
-    model, said = spread(folder, torch.bfloat16), "its modules are on cpu, disk"
+def quantised(_):
+    model = tiny_llama(3).bfloat16()
+    model.hf_quantizer = SimpleNamespace()
+    return model
+
+
+MADE = [(lambda folder: spread(folder, torch.bfloat16), "its modules are on cpu, disk")]
+MADE += [(quantised, "its weights are quantised")]
+
+
+@pytest.mark.parametrize(("make", "said"), MADE)
+def test_a_spread_model_runs_eagerly(folder, make, said):
+    """And so does a quantised one; neither has a copy in float32."""
+    model = make(folder)
     for wish in ("auto", "c"):
         assert engine_choice.choose(model, wish) == (None, f"llama runs eagerly: {said}")
     assert loading.describe_model("x", model).endswith(said)

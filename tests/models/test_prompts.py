@@ -78,14 +78,10 @@ def test_files_that_are_no_prompts(tmp_path, name, why):
         assert why in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("stdin", "why"),
-    [(None, ""), (b"a\xff", ""), (bytes(prompts.LARGEST_FILE + 1), ": it holds more than 16 MiB")],
-    ids=["closed", "no text", "too long"],
-)
-def test_standard_input_that_is_closed_or_no_text_or_too_long(monkeypatch, stdin, why):
+@pytest.mark.parametrize("stdin", [None, b"a\xff", bytes(prompts.LARGEST_FILE + 1)], ids=["closed", "no text", "long"])
+def test_standard_input_that_is_no_prompt(monkeypatch, stdin):
     monkeypatch.setattr("sys.stdin", stdin and io.TextIOWrapper(io.BytesIO(stdin)))
-    with pytest.raises(UsageProblem, match=f"cannot read -{why}"):
+    with pytest.raises(UsageProblem, match="cannot read -"):
         prompts.from_file("-")
 
 
