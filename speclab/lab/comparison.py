@@ -11,8 +11,8 @@ from dataclasses import asdict, replace
 
 from speclab.core.rules import TOKEN
 from speclab.drafts import registry
-from speclab.lab.harness import Measurement, measure
-from speclab.lab.known_texts import CostTable, calibrated, probs_of_texts
+from speclab.lab.harness import Measurement, measure, mixed
+from speclab.lab.known_texts import CostTable, calibrated, probs_of_texts, rounds_of_texts
 from speclab.lab.output_checks import judge
 from speclab.lab.rows import Predicted, noise_floors, rows_of
 from speclab.lab.run_config import RunConfig
@@ -81,19 +81,22 @@ def predicted(measured: Measurement, costs: CostTable) -> Predicted:
     """Return what the costs and the baseline's texts say of every line of a draft that has costs."""
     baseline = {(line.temperature, line.prompt_index): line for line in measured.lines if line.arm == BASELINE}
     probs = probs_of_texts(measured, max((line.draft_length for line in measured.lines), default=0))
-    found, rule = {}, measured.bench.functions.rule
-    for line in measured.lines:
+    rounds_along, found, rule = rounds_of_texts(measured), {}, measured.bench.functions.rule
+    # In the order of the first repeat: what a draft on auto or a hybrid learns from a text counts in the next ones.
+    turns = {index: turn for turn, index in enumerate(mixed(measured.prompts))}
+    for line in sorted(measured.lines, key=lambda line: turns[line.prompt_index]):
         arm, place = line.arm, (line.temperature, line.prompt_index)
         if (own := costs.get((arm.draft, line.temperature))) is None:
             continue
         drafter = measured.bench.drafters[arm.draft]
-        # The text alone must decide what is proposed at a place, and the rule judge each token by itself.
-        is_known = drafter.parts == (drafter,)
-        if rule.name != TOKEN.name and line.temperature and (drafter.draws or rule.law):
-            is_known = False
-        accept_probs = functools.partial(probs, arm.draft, *place) if is_known else None
+        accept_probs = rounds = None
+        if drafter.parts == (drafter,):  # the text alone decides what is proposed; the rule must judge token by token
+            if rule.name == TOKEN.name or not line.temperature or not (drafter.draws or rule.law):
+                accept_probs = functools.partial(probs, arm.draft, *place)
+        elif line.temperature == 0:
+            rounds = functools.partial(rounds_along, arm, line.prompt_index)
         looked_up = costs.get((arm.draft + LOOKUP, line.temperature))
-        found[arm, *place] = attribution.price(line, baseline[place], own, accept_probs, looked_up)
+        found[arm, *place] = attribution.price(line, baseline[place], own, accept_probs, rounds, looked_up)
     return found
 
 

@@ -1,22 +1,33 @@
-"""What a draft would have done along a known text: the probabilities that its tokens are accepted.
+"""What a draft would have done along a known text: the probabilities that its tokens are accepted, or its rounds.
 
-They follow from one teacher-forced pass of each model over the text, for drafts whose proposals follow from the text
-alone. Those of drafts that learn while they draft, or are made of others, hang on the rounds before and have none.
+A draft whose proposals follow from the text alone has probabilities, from one teacher-forced pass of each model over
+the text. Rounds of a draft that learns while it drafts, or is made of others, are found in the production loop: only
+the target is a stand-in that says the text. When sampling this is not possible, since there a rejected token and the
+one that replaces it belong together.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
+from speclab.drafts.heads.feature import target_pass
 from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
-from speclab.models.cached import distributions
+from speclab.models.cached import CachedModel, distributions
 from speclab.models.prompts import Prompt
+from speclab.records.rows import Arm, RoundCounts
+from speclab.theory.attribution import Text
 from speclab.theory.costs import Costs, fit
 from speclab.theory.forecast import AcceptProbs
 
 CostTable = dict[tuple[str, float], Costs]  # by draft and temperature
-ProbsOfText = Callable[[str, float, int, tuple[int, ...]], AcceptProbs]  # (draft, temperature, prompt index, text)
+ProbsOfText = Callable[[str, float, int, Text], AcceptProbs]  # (draft, temperature, prompt index, text)
 
 
 def calibrated(measured: Measurement) -> CostTable:
@@ -39,8 +50,82 @@ def probs_of_texts(measured: Measurement, longest: int) -> ProbsOfText:
     """Compute `accept_probs` of a measurement's own texts, each once: every draft length asks for the same ones."""
 
     @functools.cache
-    def probs(draft: str, temperature: float, prompt_index: int, text: tuple[int, ...]) -> AcceptProbs:
+    def probs(draft: str, temperature: float, prompt_index: int, text: Text) -> AcceptProbs:
         sampling = measured.bench.setup.sampling_at(temperature)
         return accept_probs(measured.bench, draft, measured.prompts[prompt_index], list(text), sampling, longest)
 
     return probs
+
+
+class KnownText:
+    """An engine that computes nothing: its logits are 1 for the text's own next token, and 0 for every other one. It is
+    `CachedModel.fast`, and the backend of one decoding, too. prompt: (1, prompt length) ids. text: the new ones."""
+
+    name = "known text"
+    n_replays = 0
+
+    def __init__(self, target: CachedModel, prompt: Tensor, text: Iterable[int]):
+        self._model, self._n_ids = target.model, target.vocab_size
+        self._ids = torch.cat([prompt, torch.tensor([list(text)], device=prompt.device)], dim=1)
+        # The cache may hold something else in the place of the prompt.
+        self._offset = prompt.shape[1] - target.room.length_after(prompt.shape[1])
+
+    def start(self, hidden_layers: Iterable[int] = ()) -> "KnownText":
+        self._hidden_layers = tuple(hidden_layers)
+        return self
+
+    def prefill(self, prompt: Tensor) -> Tensor:
+        return self._read(0, prompt.shape[1])[:, -1:]
+
+    def forward(self, tokens: Tensor, length: int) -> Tensor:
+        return self._read(length + self._offset, tokens.shape[1])
+
+    step = forward
+
+    def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
+        return self._read(length, tokens.shape[1], positions[0])
+
+    def keep(self, length: int, rows: Tensor) -> None:
+        self._last = slice(length, length + len(rows))  # of a path, whose tokens are the text's own
+
+    def crop(self, n_tokens: int, length: int) -> None: ...
+
+    @property
+    def hidden(self) -> dict[int, Tensor]:
+        """Return the states of the tokens of the last pass; of those that the text does not have they mean nothing."""
+        return {layer: states[:, self._last] for layer, states in self._states.items()}
+
+    @functools.cached_property
+    def _states(self) -> dict[int, Tensor]:
+        """By layer the states of all tokens of the text."""
+        layers = self._hidden_layers
+        with torch.inference_mode():
+            outputs = target_pass(self._model, self._ids, layers)[0].chunk(len(layers), dim=-1)
+        return dict(zip(layers, outputs, strict=True))
+
+    def _read(self, start: int, n: int, places: Tensor | None = None) -> Tensor:
+        """Return logits of the tokens at these places, or from `start` on. Where a token is not the text's they mean
+        nothing, and no rule looks."""
+        self._last = slice(start, start + n)
+        places = torch.arange(start, start + n, device=self._ids.device) if places is None else places
+        following = nn.functional.pad(self._ids, (0, n + 1))[:, places + 1]
+        return nn.functional.one_hot(following, self._n_ids).float()
+
+
+def rounds_of_texts(measured: Measurement) -> Callable[[Arm, int, Text], list[RoundCounts]]:
+    """Return a function that gives the rounds along a measurement's own greedy texts: of (arm, index of the prompt,
+    text), each made once. A draft knows what its rounds cost, and learns the rest again, from text to text."""
+    bench = replace(measured.bench, taught={})
+
+    @functools.cache
+    def rounds(arm: Arm, prompt_index: int, text: Text) -> list[RoundCounts]:
+        prompt, target = measured.prompts[prompt_index], bench.setup.target
+        ids, drafter = prompt.ids.to(target.device), bench.drafter(arm, prompt)
+        stand_in: Any = KnownText(target, ids, text)
+        known = CachedModel(target.model, target.vocab_size, stand_in)
+        known.hidden_layers, known.room = target.hidden_layers, target.room
+        made = bench.functions.rounds(known, drafter, ids, arm.draft_length, DecodeSettings(len(text)))
+        told = map(drafter.described, made)  # each with what the drafter knows of it
+        return [RoundCounts(one.n_drafted, one.n_accepted, one.looked_up) for one in told if not one.prefill]
+
+    return rounds

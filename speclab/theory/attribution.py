@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
-from speclab.records.rows import Decoded, Noise, Row, Rung
+from speclab.records.rows import Decoded, Noise, RoundCounts, Row, Rung
 from speclab.theory.costs import Costs, catch_ups
 from speclab.theory.forecast import AcceptProbs, Forecast, forecast
 from speclab.theory.formulas import book_formula, expected_tokens_per_round, leviathan_speedup, ratio_interval
@@ -32,6 +32,9 @@ class Value(NamedTuple):
 def decoding(row: Row) -> Value:
     """Return the speedup of decoding alone."""
     return Value(row.speedup, row.speedup_low, row.speedup_high)
+
+
+Text = tuple[int, ...]  # new tokens
 
 
 @dataclass
@@ -55,29 +58,43 @@ def price(
     line: Decoded,
     baseline: Decoded,
     costs: Costs,
-    accept_probs: Callable[[tuple[int, ...]], AcceptProbs] | None = None,
+    accept_probs: Callable[[Text], AcceptProbs] | None = None,
+    rounds_along: Callable[[Text], list[RoundCounts]] | None = None,
     lookup_costs: Costs | None = None,
 ) -> PredictedSeconds:
     """Compute both predictions for one arm on one prompt.
 
-    accept_probs gives the draft's acceptance probabilities along a text of the baseline; without it there is no
-    forecast. lookup_costs: of the rounds in which the lookup of a hybrid draft proposes.
+    accept_probs gives the draft's acceptance probabilities along a text of the baseline; rounds_along the rounds along
+    it, for a draft whose proposals depend on the rounds before. Without either there is no forecast. lookup_costs: of
+    the rounds in which the lookup of a hybrid draft proposes.
     """
     part = PredictedSeconds()
     for text, rounds in zip(baseline.texts, line.rounds, strict=True):
-        context = line.n_prompt
-        part.baseline += sum(costs.step_seconds(context + i) for i in range(len(text) - 1))
-        for (n_drafted, n_accepted, looked_up), catch_up in zip(rounds, catch_ups(rounds), strict=True):
-            own = lookup_costs if looked_up and lookup_costs else costs
-            part.draft += own.draft_seconds(n_drafted, context, 1 if looked_up else catch_up)
-            part.verify += own.verify_seconds(n_drafted + 1, context)
-            part.overhead += own.overhead_seconds(n_drafted, rejected=n_accepted < n_drafted)
-            context += n_accepted + 1
+        part.baseline += sum(costs.step_seconds(line.n_prompt + i) for i in range(len(text) - 1))
+        part += _of_rounds(rounds, line.n_prompt, costs, lookup_costs)
     for distinct, n_repeats in Counter(map(tuple, baseline.texts)).items():
         if accept_probs:
             found = expected(accept_probs(distinct), line.arm.draft_length, costs, line.n_prompt)
-            part.expected += n_repeats * found.cost
-            part.expected_rounds += n_repeats * found.n_rounds
+            seconds, n_rounds = found.cost, found.n_rounds
+        elif rounds_along:
+            made = _of_rounds(rounds := rounds_along(distinct), line.n_prompt, costs, lookup_costs)
+            seconds, n_rounds = made.draft + made.verify + made.overhead, len(rounds)
+        else:
+            break
+        part.expected += n_repeats * seconds
+        part.expected_rounds += n_repeats * n_rounds
+    return part
+
+
+def _of_rounds(rounds: list[RoundCounts], context: int, costs: Costs, lookup_costs: Costs | None) -> PredictedSeconds:
+    """Price rounds, the first of which begins after `context` tokens."""
+    part = PredictedSeconds()
+    for (n_drafted, n_accepted, looked_up), catch_up in zip(rounds, catch_ups(rounds), strict=True):
+        own = lookup_costs if looked_up and lookup_costs else costs
+        part.draft += own.draft_seconds(n_drafted, context, 1 if looked_up else catch_up)
+        part.verify += own.verify_seconds(n_drafted + 1, context)
+        part.overhead += own.overhead_seconds(n_drafted, rejected=n_accepted < n_drafted)
+        context += n_accepted + 1
     return part
 
 

@@ -50,9 +50,12 @@ def test_a_comparison_proves_forecasts_and_names_them_beside_fixed_lengths(
     rows = {(r.method, r.temperature): r for r in run.rows if r.prompt_kind == "all" and r.draft}
     kinds = ("model", hybrid, feature)
     assert set(rows) == {(name + auto, t) for name in kinds for auto in ("", " auto") for t in (0.0, 0.8)}
-    for (method, _), row in rows.items():
+    for (method, temperature), row in rows.items():
         auto = method.endswith("auto")
-        assert (row.forecast is None) == (auto or method == hybrid), "what learns has none"
+        learns = auto or method == hybrid  # then there is a forecast where the known text says the rounds
+        assert (row.forecast is None) == (learns and temperature > 0)
+        if learns and temperature == 0:
+            assert row.forecast_tokens_per_round == pytest.approx(row.tokens_per_round)
         assert row.accounting
         assert row.book_formula is None or not auto
         assert (row.draft_length == 8) == auto

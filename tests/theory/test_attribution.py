@@ -57,10 +57,10 @@ def plain(*lengths: int, seconds: float = 1.0) -> Decoded:
     return made
 
 
-def explained(mine: Decoded, base: Decoded, *probs):
+def explained(mine: Decoded, base: Decoded, *probs, **along):
     """The row of an arm, with predictions from these costs."""
     row = row_of([mine], [base])
-    return replace(row, **predictions(row, price(mine, base, COSTS, *probs)))
+    return replace(row, **predictions(row, price(mine, base, COSTS, *probs, **along)))
 
 
 def seconds_of(n: int, t: int, catch_up: int) -> float:
@@ -109,12 +109,12 @@ def test_a_hybrids_rounds_have_the_costs_of_the_part_that_drafted():
     """By hand: the lookup's rounds are priced by its own costs, and the model then catches up with all of them."""
     lookup = replace(COSTS, draft_idle=0.0, draft_at=[(1, 0.001)], draft_catch=0.5, draft_slope=0.0)
     rounds = [RoundCounts(2, 2), RoundCounts(4, 3, looked_up=True), RoundCounts(2, 0)]
-    part = price(speculated(4, rounds), plain(9), COSTS, lookup_costs=lookup)
+    part = price(speculated(4, rounds), plain(9), COSTS, rounds_along=lambda text: rounds, lookup_costs=lookup)
     drafts = [COSTS.draft_seconds(2, 10, 1), 0.001, COSTS.draft_seconds(2, 10 + 3 + 4, 2 + 4)]
     verify = [COSTS.verify_seconds(n + 1, context) for n, context in ((2, 10), (4, 13), (2, 17))]
     assert part.draft == pytest.approx(sum(drafts))
     assert part.verify == pytest.approx(sum(verify))
-    assert not part.expected
+    assert part.expected == pytest.approx(sum(drafts) + sum(verify) + part.overhead)
 
 
 def random_rounds(dice: random.Random, n: int, k: int) -> list[RoundCounts]:
@@ -228,17 +228,19 @@ def test_rows_without_drafts_have_predictions_and_no_ladder(k, rounds):
 
 
 @pytest.mark.parametrize(
-    ("arm", "probs", "has"),
+    ("arm", "known", "has"),
     [
-        (Arm("model", "model", 2), [constant(HALF)], True),
-        (Arm("hybrid", "hybrid", 2), [], False),  # its rounds hang on the ones before
-        (Arm("model auto", "model auto", 2, auto=True), [], False),
-        (Arm("tree", "tree", 2, branches=True), [], False),
+        (Arm("model", "model", 2), {"accept_probs": constant(HALF)}, True),
+        (Arm("hybrid", "hybrid", 2), {"rounds_along": lambda text: ROUNDS}, True),
+        (Arm("model auto", "model auto", 2, auto=True), {"rounds_along": lambda text: ROUNDS}, False),
+        (Arm("tree", "tree", 2, branches=True), {"rounds_along": lambda text: ROUNDS}, False),
     ],
     ids=lambda value: value.label if isinstance(value, Arm) else "",
 )
-def test_a_ladder_is_only_for_what_the_formula_knows(arm, probs, has):
-    """One length, no branches, and proposals that the text alone decides; the accounting is for all."""
-    row = explained(speculated(2, ROUNDS, arm=arm), plain(6), *probs)
+def test_a_ladder_is_only_for_what_the_formula_knows(arm, known, has):
+    """One length and no branches; the accounting is for all, and a forecast for what is known of the text."""
+    row = explained(speculated(2, ROUNDS, arm=arm), plain(6), **known)
     assert row.accounting
-    assert (row.forecast is not None) is (row.ladder is not None) is (row.leviathan is not None) is has
+    assert row.forecast
+    assert (row.ladder is not None) is (row.leviathan is not None) is has
+    assert explained(speculated(2, ROUNDS, arm=arm), plain(6)).forecast is None

@@ -4,7 +4,6 @@ what a run says of their lengths."""
 import re
 
 import pytest
-from tests.lab.test_replay import learnt, replayed  # noqa: F401 - a fixture
 
 import optimized_speculative
 from draft_models import ModelDrafter, NgramDrafter
@@ -18,6 +17,7 @@ from tests.contract import check, id_of, ways_of
 from tests.drafts.test_contract import model_draft
 from tests.drafts.test_overflows import check_it_is_said, drafter_of, model  # noqa: F401 - a fixture
 from tests.heads import block_heads, in_format, trained
+from tests.lab.test_replay import learnt, replayed  # noqa: F401 - a fixture
 from tests.tiny_models import perturbed
 
 DRAFTS = {
