@@ -478,6 +478,10 @@ def test_the_judge_leaves_out_ids_that_are_never_emitted():
     verdict = judged(model, text, with_other(text, (3, (text[3] + 1) % shared)), shared)
     assert verdict.gap > 0
     assert not verdict.numerical
+    twin = next(token for token in range(shared) if token not in text)
+    with torch.no_grad():
+        model.lm_head.weight[twin] = model.lm_head.weight[text[3]]
+    assert judged(model, text, with_other(text, (3, twin)), shared).numerical
 
 
 @pytest.mark.parametrize(("free", "higher"), [(10**12, torch.float32), (1000, torch.bfloat16), (None, torch.float32)])
