@@ -232,12 +232,13 @@ def full_rows(run: ComparisonRun) -> list[Row]:
 
 
 def result_line(run: ComparisonRun) -> str | None:
-    """Say in one sentence what the table shows; None for a run without drafts."""
-    row = max(first_rows(run), key=lambda row: row.speedup, default=None)
-    if row is None:
+    """Say in one sentence what the table shows, at its first temperature; None for a run without drafts."""
+    rows = sorted(first_rows(run), key=lambda row: row.speedup)
+    if not rows:
         return None
-    doubt = ", not shown to be faster" * (row.verdict in ("slower", "unclear"))
-    return f"Highest: {_named(row)}, {speedup_of(row)}{_ends(row.speedup_low, row.speedup_high)}{doubt}."
+    doubt = ", not shown to be faster" * (rows[-1].verdict in ("slower", "unclear"))
+    best = f"{_named(rows[-1])}, {speedup_of(rows[-1])}{_ends(rows[-1].speedup_low, rows[-1].speedup_high)}{doubt}"
+    return f"Highest: {best}; lowest: {_named(rows[0])}, {speedup_of(rows[0])}."
 
 
 def _named(row: Row) -> str:

@@ -127,13 +127,14 @@ def test_factors_belong_to_their_rungs():
     ]
 
 
-def test_the_result_is_the_highest_row():
+def test_the_result_is_the_highest_row_and_the_lowest():
     run = make_run(temperatures=(0.0,))
-    row = max((row for row in run.rows if row.draft and row.prompt_kind == "all"), key=lambda row: row.speedup)
-    said = f"Highest: {row.method}, k = {row.draft_length}, {row.speedup:.2f}x"
-    assert screen.result_line(run) == f"{said} ({row.speedup_low:.2f} to {row.speedup_high:.2f})."
+    low, *_, high = sorted((r for r in run.rows if r.draft and r.prompt_kind == "all"), key=lambda row: row.speedup)
+    said = [f"{row.method}, k = {row.draft_length}, {row.speedup:.2f}x" for row in (high, low)]
+    ends = f"({high.speedup_low:.2f} to {high.speedup_high:.2f})"
+    assert screen.result_line(run) == f"Highest: {said[0]} {ends}; lowest: {said[1]}."
     run.rows = [replace(row, speedup=0.9, verdict="slower") if row.draft else row for row in run.rows]
-    assert screen.result_line(run).endswith(", not shown to be faster.")
+    assert ", not shown to be faster; lowest: " in screen.result_line(run)
 
 
 def test_a_ladder_is_shown_where_the_fastest_row_has_none():
