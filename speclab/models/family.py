@@ -1,9 +1,9 @@
 """The questions that the lab asks of a family of models, and the families that there are.
 
 `Family` itself stands for a decoder alone, whose layers keep keys and values of each token, so that a rollback drops
-the last ones. An extension adds a family with other passes, another cache or another room: FAMILY of its family.py, an
-object of a subclass. What no family claims is treated as a decoder alone, and speclab/models/checking/checks.py proves
-whether it is one.
+the last ones. An extension adds a family with other passes, another cache or another room: FAMILY of its
+model_family.py, an object of a subclass. What no family claims is treated as a decoder alone, and
+speclab/models/checking/checks.py proves whether it is one.
 """
 
 import weakref
@@ -148,7 +148,7 @@ DECODER_ONLY = Family()
 
 def family_for(config: PreTrainedConfig) -> Family:
     """Return the first family of an extension that claims models with this config; else `DECODER_ONLY`."""
-    families: Iterable[Family] = (module.FAMILY for module in extensions.modules("family"))
+    families: Iterable[Family] = (module.FAMILY for module in extensions.modules("model_family"))
     return next((family for family in families if family.claims(config)), DECODER_ONLY)
 
 

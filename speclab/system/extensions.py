@@ -1,8 +1,8 @@
 """Finds the extensions, packages under speclab/extensions, and imports what they add when it is asked for.
 
-Nothing below names one: `modules` looks which folders have a module of a name. `family` is imported with the first
-model, and `register` with the first draft, rule or model whose name the lab itself does not know. An error in such a
-module is not hidden.
+Nothing below names one: `modules` looks which folders have a module of a name. `model_family` is imported with the
+first model, and `register` with the first draft, rule or model whose name the lab itself does not know. An error in
+such a module is not hidden.
 """
 
 import functools

@@ -23,7 +23,7 @@ from speclab.core.sampling import Sampling
 from speclab.drafts import registry
 from speclab.extensions.recurrent import backend
 from speclab.extensions.recurrent.backend import RecurrentBackend, pass_options
-from speclab.extensions.recurrent.family import is_recurrent, reads_several
+from speclab.extensions.recurrent.model_family import is_recurrent, reads_several
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import family, memory
 from speclab.models.cached import CachedModel
