@@ -20,9 +20,9 @@ from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.lab.bench import Bench
 from speclab.lab.comparison import build_rows
-from speclab.lab.harness import Measurement, measure
+from speclab.lab.harness import measure
 from speclab.lab.instruments import LoopFunctions
-from speclab.lab.known_texts import accept_probs, calibrated, probs_of_texts
+from speclab.lab.known_texts import accept_probs, calibrated
 from speclab.models.prompts import Prompt
 from speclab.records.rows import BASELINE, Arm
 from speclab.theory import ladder
@@ -104,19 +104,6 @@ def test_a_token_without_mass_does_not_break_the_probabilities(bench):
     text = [(token + 1) % 12 for token in said(bench, make_prompt())]
     found = accept_probs(bench, "model", make_prompt(), text, Sampling(1.0, top_k=1), LONGEST)
     assert set(np.asarray(found[0]).tolist()) <= {0.0, 1.0}
-
-
-def test_a_text_is_asked_about_once(bench, monkeypatch):
-    passes = []
-    honest = PlainTransformer.forward
-    monkeypatch.setattr(PlainTransformer, "forward", lambda self, *a, **k: passes.append(self) or honest(self, *a, **k))
-    text = said(bench, make_prompt())
-    passes.clear()
-    probs = probs_of_texts(Measurement(bench, [make_prompt()]), LONGEST)
-    first = probs("model", 0.0, 0, tuple(text))
-    assert len(passes) == 2, "one pass of each model"
-    assert probs("model", 0.0, 0, tuple(text)) is first
-    assert len(passes) == 2
 
 
 # --- the forecast is what happens -------------------------------------------------------------------------------------

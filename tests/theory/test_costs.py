@@ -191,15 +191,6 @@ def test_a_lookup_that_never_found_anything():
     assert len(fit(silent, steps)["ngram", 0.0].verify_at) == 1
 
 
-def test_a_repeated_column_goes_to_the_draft_length():
-    """One context only: it cannot be told from the length, and the length gets the cost."""
-    rounds = decode(MODEL, "model", 0.0, range(1, 9), 200, steady, context=(256, 257))
-    found = fit(rounds, walk(MODEL, 0.0, 20, steady, context=(256, 257)))["model", 0.0]
-    assert found.draft_slope == found.verify_slope == found.step_slope == 0
-    for n in range(1, 9):
-        assert found.round_seconds(n, 256, 2) == pytest.approx(MODEL.round_seconds(n, 256, 2), rel=1e-9)
-
-
 def test_a_stall_owns_no_cell():
     """Whether a width was seen three times or twice, 100 ms once count as no more than three times the usual."""
     quiet = decode(MODEL, "model", 0.0, [1, 2, 3, 5, 6], 100, steady, context=(200, 201))
