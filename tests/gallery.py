@@ -2,12 +2,12 @@
 
     python -m tests.gallery              # all of them, a few minutes
     python -m tests.gallery --only 4,8   # bugs 4 and 8
-    python -m tests.gallery --mutants-only   # where make test runs the same tests on the code as it is
 
 A mutant is an edit of the lab's source text (tests/mutants/bugs.py has its form). It is put in in a pytest of its own
 before the tests are imported (tests/mutants/plugin.py), and the tests named beside it run there, each of them up to its
 first case that fails, or in the one case that is named; what its other cases would do is not looked at. A kill is a
 failed assertion in every named test; a mutant that cannot be put in, or a test that breaks for another reason, is none.
+It means something only where the same tests pass on the code as it is: that is what `make test` says.
 """
 
 import multiprocessing
@@ -15,7 +15,6 @@ import os
 import re
 import sys
 import tempfile
-from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.context import BaseContext
 
@@ -26,7 +25,6 @@ from speclab.system.errors import reports_problems
 from tests.mutants.bugs import ROOT, Mutant, bugs_of, mutant_files, mutants_of
 
 TIMEOUT = 120  # seconds for one run of pytest; it needs a few on an idle core
-UNTOUCHED = 4  # times as long for all tests of a file
 RETURNED = "\nexit code "  # of pytest, the last line of its output
 PRELOADED = "tests.mutants.preloaded"
 # Plugins that the tests of a mutant can do without. Some take longer to load than a test to run; unraisableexception
@@ -44,19 +42,16 @@ def all_mutants() -> list[Mutant]:
     return sorted((m for file in mutant_files() for m in mutants_of(file)), key=lambda mutant: mutant.bug)
 
 
-def run_tests(
-    context: BaseContext, tests: tuple[str, ...], timeout: float, mutant: Mutant | None = None
-) -> tuple[int | None, str]:
-    """Run `tests` in a process of their own, with the mutant in it.  -> (exit code, None if too slow; output)
+def run_tests(context: BaseContext, mutant: Mutant) -> tuple[int | None, str]:
+    """Run its tests in a process of their own, with the mutant in it.  -> (exit code, None if too slow; output)
 
     The code is the one that pytest returned, where it came to that: `process.exitcode` is 255 where another thread
     starts a process at the moment at which this one ends, and reads its end first.
     """
-    name = mutant.name if mutant else "tests/mutants/models.txt"  # a file alone: no bug
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as output:
-        process = context.Process(target=_pytest, args=(tests, name, output.name))
+        process = context.Process(target=_pytest, args=(mutant.killed_by, mutant.name, output.name))
         process.start()
-        process.join(timeout)
+        process.join(TIMEOUT)
         exit_code = process.exitcode
         if exit_code is None:
             process.kill()
@@ -118,11 +113,6 @@ def main(argv: list[str] | None = None) -> int:
     parser = parsing.make_parser(__doc__)
     known = ",".join(map(str, sorted(all_bugs())))
     parser.add_argument("--only", metavar="N,N", default=known, help="bug numbers, separated by commas (default: all)")
-    parser.add_argument(
-        "--mutants-only",
-        action="store_true",
-        help="leave the run on the code as it is out; a kill means something only where make test passes, too",
-    )
     args = parser.parse_args(argv)
     wanted = args.only.split(",")
     if not {*wanted} <= {*known.split(",")}:
@@ -130,25 +120,11 @@ def main(argv: list[str] | None = None) -> int:
     context = forking()
     mutants = [mutant for mutant in all_mutants() if str(mutant.bug) in wanted]
 
-    def untouched(tests: list[str]) -> str:
-        """Empty where all pass; a kill by a test that always fails says nothing."""
-        exit_code, output = run_tests(context, tuple(tests), UNTOUCHED * TIMEOUT)  # all cases, of many tests
-        return "" if exit_code == 0 else f"{output}\nexit code {exit_code} (None: it ran out of time)"
-
     def tried(mutant: Mutant) -> str:
-        return judge(mutant, *run_tests(context, mutant.killed_by, TIMEOUT, mutant))
+        return judge(mutant, *run_tests(context, mutant))
 
-    rows, problems = [], ""
+    rows = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        if not args.mutants_only:
-            print("the code as it is", file=sys.stderr, flush=True)
-            files: dict[str, list[str]] = defaultdict(list)
-            for test in dict.fromkeys(_all_cases(test) for mutant in mutants for test in mutant.killed_by):
-                files[test.partition("::")[0]].append(test)
-            problems = "\n".join(filter(None, pool.map(untouched, files.values())))
-        if problems:
-            print(problems, file=sys.stderr)
-            return 1
         for i, (mutant, verdict) in enumerate(zip(mutants, pool.map(tried, mutants), strict=True)):
             print(f"{i + 1}/{len(mutants)}  bug {mutant.bug}: {mutant.what}: {verdict}", file=sys.stderr, flush=True)
             killers = "\n".join(test.rpartition("::")[2] for test in mutant.killed_by)

@@ -76,19 +76,9 @@ def test_only_a_failed_assertion_of_the_named_test_is_a_kill(exit_code, output, 
     assert judge(mutant._replace(killed_by=(f"{KILLER}[4]",)), exit_code, output) == verdict
 
 
-@pytest.mark.parametrize("words", [[], ["--mutants-only"]])
-def test_the_code_as_it_is_comes_first_unless_left_out(monkeypatch, words):
-    """Where its tests fail, no mutant is tried; left out, every mutant is, and one that lives is an error."""
+def test_a_mutant_that_lives_is_an_error(monkeypatch):
     ran = []
-
-    def run(context, tests, timeout, mutant=None):
-        ran.append(mutant)
-        return 1 if mutant is None else 0, ""
-
-    monkeypatch.setattr(gallery, "run_tests", run)
+    monkeypatch.setattr(gallery, "run_tests", lambda context, mutant: ran.append(mutant.bug) or (0, ""))
     monkeypatch.setattr(gallery, "forking", lambda: None)
-    monkeypatch.setattr(gallery.os, "cpu_count", lambda: 1)
-    n_mutants = sum(mutant.bug == 4 for mutant in gallery.all_mutants())
-    assert gallery.main(["--only", "4", *words]) == 1
-    assert len([mutant for mutant in ran if mutant]) == (n_mutants if words else 0)
-    assert (None in ran) == (not words)
+    assert gallery.main(["--only", "4"]) == 1
+    assert ran == [mutant.bug for mutant in gallery.all_mutants() if mutant.bug == 4]
