@@ -46,24 +46,28 @@ def drafter_of(kind: str, target: CachedModel, head):
 
 @pytest.mark.parametrize("kind", ["model auto", "ngram+model", "suffix+feature auto"])
 def test_replayed_rounds_are_those_of_the_decodings(learnt, kind, monkeypatch):
-    """Drafted and accepted tokens of every round of several texts in a row, learning included, and whatever the timed
-    rounds have taught the draft. The target makes one pass over each text at most, for the states that heads read."""
     target, head, prompts = learnt
-    timed, taught = drafter_of(kind, target, head), drafter_of(kind, target, head)
-    texts, made = [tuple(plain_text(target, prompt, N_NEW)) for prompt in prompts], []
-    for prompt in prompts:
-        rounds = map(timed.described, speculative_rounds(target, timed, prompt, K, N_NEW))
-        made.append([RoundCounts(r.n_drafted, r.n_accepted, r.looked_up) for r in rounds if not r.prefill])
-    for _ in speculative_rounds(target, taught, prompts[0], K, N_NEW):
-        pass
-    setup = Setup(target, None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
-    measured = Measurement(Bench(setup, {kind: taught}, N_NEW, seed=0), [Prompt("code", "", p) for p in prompts])
     passes, honest = [], type(target.model).forward
     own = lambda self, *a, **kw: passes.append(self is target.model) or honest(self, *a, **kw)  # noqa: E731
     monkeypatch.setattr(type(target.model), "forward", own)
-    along = rounds_of_texts(measured)
-    assert [along(Arm(kind, kind, K), i, text) for i, text in enumerate(texts)] == made
-    assert sum(passes) == (len(texts) if "feature" in kind else 0)
-    seen = {one for rounds in made for one in rounds}
+    seen = replayed(target, lambda: drafter_of(kind, target, head), prompts, before=passes.clear)
+    assert sum(passes) == (len(prompts) if "feature" in kind else 0), "one over each text, for what heads read"
     assert len(seen) > 2, "rounds of one kind alone would show nothing"
     assert {one.looked_up for one in seen} == ({True, False} if "+" in kind else {False})
+
+
+def replayed(target, make, prompts, k: int = K, before=lambda: None) -> set[RoundCounts]:
+    """The rounds of a drafter over several texts in a row, learning included: those that another one like it makes
+    along the known texts, whatever it was taught. before: is called before these are made."""
+    timed, taught, made = make(), make(), []
+    texts = [tuple(plain_text(target, prompt, N_NEW)) for prompt in prompts]
+    for prompt in prompts:
+        rounds = map(timed.described, speculative_rounds(target, timed, prompt, k, N_NEW))
+        made.append([RoundCounts(r.n_drafted, r.n_accepted, r.looked_up) for r in rounds if not r.prefill])
+    list(speculative_rounds(target, taught, prompts[0], k, N_NEW))
+    setup = Setup(target, None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
+    measured = Measurement(Bench(setup, {"draft": taught}, N_NEW, seed=0), [Prompt("code", "", p) for p in prompts])
+    along, arm = rounds_of_texts(measured), Arm("draft", "draft", k)
+    before()
+    assert [along(arm, i, text) for i, text in enumerate(texts)] == made
+    return {one for rounds in made for one in rounds}
