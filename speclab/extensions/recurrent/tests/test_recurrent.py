@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, MambaConfig, MambaForCausalLM, PreTrainedModel
+from transformers import DynamicCache, Lfm2Config, Lfm2ForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from benchmarks.peers.library import PeerDecoding
@@ -36,6 +36,7 @@ from tests import tiny_families
 from tests.decoding import plain_text, speculative_rounds
 from tests.grids import often, pairs_often
 from tests.models.test_families import check_decodes
+from tests.test_joint_laws import IDS, Law, check_law
 from tests.tiny_families import VOCAB
 from tests.tiny_models import perturbed
 from training import heads
@@ -200,6 +201,17 @@ def test_attention_layers_of_a_hybrid_hold_the_committed_tokens_alone():
         layers = [layer for layer in target._backend._cache.layers if type(layer) is DynamicLayer]
         assert layers
         assert all(layer.keys.shape[2] == target.length for layer in layers)
+
+
+@pytest.mark.full
+def test_joint_law_of_recurrent_layers():
+    """A state that has read a rejected token, or an accepted one twice, gives the next tokens another law."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    layers = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "initializer_range": 0.5}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Lfm2ForCausalLM(Lfm2Config(vocab_size=IDS, **sizes, **layers)).double().eval()
+    check_law(Law(1.0, 2), model, ModelDrafter(CachedModel(perturbed(model, 0.2))), 3000)
 
 
 # --- counts and prices -----------------------------------------------------------------------------------------------

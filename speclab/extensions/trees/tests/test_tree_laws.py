@@ -1,10 +1,10 @@
-"""What a round with a tree commits has the target's law: it is enumerated, with every kind of tree."""
+"""What decoding with trees commits has the target's law: many texts by chi-square, and a whole round enumerated."""
 
 import functools
 
 import pytest
 
-from draft_models import NgramDrafter
+from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.rounds import Draft
 from speclab.drafts.feature import FeatureDrafter
 from speclab.extensions.trees.best import BestTreeDrafter
@@ -12,6 +12,8 @@ from speclab.extensions.trees.draft import parents_of
 from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.extensions.trees.merged import MergedDrafter
 from speclab.extensions.trees.tests.test_accept_tree import corners_of, without
+from speclab.models.cached import CachedModel
+from tests.heads import block_heads, tiny_head
 from tests.rules import FOR_TREES
 from tests.test_filtered_laws import (
     Case,
@@ -28,6 +30,40 @@ from tests.test_filtered_laws import (
     pieces,
     target_row,
 )
+from tests.test_joint_laws import IDS, Law, check_law
+from tests.tiny_models import DTYPE_ON, on_engine, perturbed, tiny
+
+# --- many texts -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("rule", FOR_TREES)
+def test_joint_law_of_merged_drafts(rule):
+    """Chains of a lookup and of two models, whose equal beginnings are one branch."""
+    target = tiny("llama", vocab_size=IDS)
+    models = [ModelDrafter(CachedModel(perturbed(target, noise))) for noise in (0.2, 0.6)]
+    check_law(Law(1.0, 6), target, MergedDrafter([NgramDrafter(2, 1), *models]), 4000, rule)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("rule", FOR_TREES)
+@pytest.mark.parametrize("kind", ["model", "feature", "block"])
+def test_joint_law_of_trees(kind, rule, sampled):
+    """Tokens that are drawn without replacement, and the most probable ones, tested in turn or followed."""
+    llama = tiny("llama", vocab_size=IDS, dtype=DTYPE_ON["c"])
+    target = CachedModel(llama, fast=on_engine("c", llama))
+    target.hidden_layers = (0, 1)
+    drafters = {
+        "model": lambda: ModelDrafter(CachedModel(perturbed(llama, 0.4))),
+        "feature": lambda: FeatureDrafter(tiny_head(vocab=IDS).float()),
+        "block": lambda: block_heads().BlockDrafter(block_heads().tiny_block_head(llama, markov_rank=4, std=0.7)),
+    }
+    tree = TreeDrafter(drafters[kind](), (2, 2), sampled)
+    check_law(Law(1.0, tree.n_tokens), target, tree, 4000, rule)
+
+
+# --- a round ----------------------------------------------------------------------------------------------------------
 
 DRAWN = (-1, -1, 0, 1)  # the parents of the tokens of 2x1
 
