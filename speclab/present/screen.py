@@ -295,13 +295,13 @@ def between(row: Row) -> str:
     """Name the factors between the formula and the row's speedup that move it by more than a tenth, as the end of a
     line about both.
 
-    That of the others is computed from the numbers as they are printed: the product rounds to the printed speedup.
+    That of the others is computed from the numbers as they are printed, so that the product is the printed speedup.
     """
     known = [item for item in factors(row).items() if item[0] not in ("all else", "everything else")]
     large = [item for item in known if abs(math.log(max(item[1], 1e-9))) > math.log(1.1)]
     said = math.prod([round(row.book_formula or 0.0, 2), *(round(factor, 2) for _, factor in large)])
     named = "".join(f"x{factor:.2f} {name}, " for name, factor in large)
-    return f"; between them: {named}x{round(row.speedup, 2) / said:.3f} all others" if known and said else ""
+    return f"; between them: {named}x{round(row.speedup, 2) / said:.4g} all others" if known and said else ""
 
 
 def loops_line(run: ComparisonRun) -> str | None:
