@@ -13,6 +13,7 @@ from speclab.cli import compare as command
 from speclab.core.sampling import Sampling
 from speclab.lab import comparison
 from speclab.lab.bench import Bench
+from speclab.present.pictures import plots
 from speclab.records import files
 from speclab.records.files import SCHEMA_VERSION
 from speclab.system import cores
@@ -73,6 +74,20 @@ def test_a_wrong_distribution_fails_the_run(run, pair_folder, monkeypatch):
     ran = run(*words)
     assert ran.code == 1
     assert "NOT the target's distribution" in " ".join(ran.out.split())
+
+
+def test_a_draft_that_learns_is_replayed_in_the_order_of_the_run(run, pair_folder, monkeypatch):
+    texts = [("code", "def f(x):"), ("code", "def g(y):"), ("prose", "return x"), ("prose", "x is")]
+    order, right = [], comparison.rounds_of_texts
+
+    def rounds_of_texts(measured):
+        replayed = right(measured)
+        return lambda arm, index, text: order.append(index) or replayed(arm, index, text)
+
+    monkeypatch.setattr(comparison, "rounds_of_texts", rounds_of_texts)
+    drafts = f"hybrid:suffix+{pair_folder / 'draft'}"
+    assert run(*GREEDY, "--draft", drafts, "--limit", "2", "--max-new-tokens", "12", texts=texts).code == 0
+    assert list(dict.fromkeys(order)) == [0, 2, 1, 3]
 
 
 # --- what ends a run early --------------------------------------------------------------------------------------------
@@ -138,6 +153,14 @@ def test_an_output_that_is_full_or_gone_loses_no_file(run, monkeypatch, error):
     assert ran.code == (0 if isinstance(error, BrokenPipeError) else 3)
     assert ("No space left" in ran.err) == (ran.code == 3)
     assert ran.record.rows
+
+
+def test_a_fault_in_what_a_picture_shows_loses_no_table_and_no_record(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(plots, "_why", lambda rows: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(*GREEDY)
+    assert "speedup" in (tmp_path / "results" / "local.md").read_text()
+    assert (tmp_path / "results" / "local.json").exists()
 
 
 # --- other work on the machine ----------------------------------------------------------------------------------------

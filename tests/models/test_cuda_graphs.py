@@ -6,6 +6,7 @@ tests/test_cuda.py has the rest.
 """
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,13 +17,15 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import Draft
 from speclab.core.sampling import Sampling, draw_next
+from speclab.engines import eager
 from speclab.engines.cuda import cuda_graphs, graphs
 from speclab.engines.cuda.cuda_graphs import GraphedModel
-from speclab.engines.cuda.kernels import GroupedAttention, Kernels
+from speclab.engines.cuda.kernels import GroupedAttention, Joined, Kernels
 from speclab.lab.bench import Bench
 from speclab.lab.harness import interleaved, measure
 from speclab.models import engine_choice
 from speclab.models.cached import CachedModel
+from speclab.models.family import NoFastBackend
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.rows import BASELINE, Arm
@@ -114,6 +117,27 @@ def test_graph_caches_outlive_decodings_and_are_never_shared():
         assert {id(one._backend._buffers), id(two._backend._buffers)} == graph_caches, "free ones are taken again"
         recorded.append(graphs.captures.n)
     assert recorded[0] == recorded[1], "and with them their graphs"
+
+
+def test_after_a_recording_that_failed_there_is_no_other(monkeypatch):
+    """PyTorch is left on the recording's stream, and its allocator in the middle of it."""
+    streams: list = []
+
+    def refuse(graph, pool):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(graphs, "captures", graphs.Captures())
+    for name, value in {"current_stream": lambda: "own", "set_stream": streams.append, "graph": refuse}.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        graphs._record(lambda: ())
+    assert graphs.captures.failed
+    assert streams == ["own"]
+    monkeypatch.undo()
+    monkeypatch.setattr(graphs.captures, "failed", True)
+    with pytest.raises(RuntimeError, match="after one that failed"):
+        graphs.capture(lambda: ())
 
 
 # --- Functions --------------------------------------------------------------------------------------------------------
@@ -229,6 +253,20 @@ def test_joined_products_are_the_models_own(family):
     assert all(one.weight.untyped_storage().data_ptr() == joined.weight.data_ptr() for one in joined.linears)
 
 
+def test_what_is_not_alike_is_not_joined():
+    """Weights of other types or of other inputs, and biases of some alone."""
+    linear, kind = torch.nn.Linear(4, 3), torch.nn.Linear
+    assert Joined.of([linear, kind(4, 5)]) is not None
+    for other in (kind(5, 3), kind(4, 3, bias=False), kind(4, 3, dtype=torch.float64), None):
+        assert Joined.of([linear, other]) is None
+
+
+def test_attention_is_replaced_where_heads_share_keys():
+    shared = {"gpt2": {}, "llama": {"num_key_value_heads": 4}}
+    assert all(GroupedAttention.of(tiny(family, **changes)) is None for family, changes in shared.items())
+    assert GroupedAttention.of(tiny("llama")) is not None
+
+
 # --- The choice -------------------------------------------------------------------------------------------------------
 
 
@@ -274,3 +312,11 @@ def test_what_fails_leaves_no_graphs(breaks, words, on_cuda, monkeypatch):
     chosen, why = engine_choice.choose(tiny("llama"), "auto")
     assert chosen is None
     assert words in why
+
+
+def test_windows_of_two_sizes_have_no_graphs(monkeypatch):
+    layers = [SimpleNamespace(sliding_window=8), SimpleNamespace(sliding_window=16)]
+    monkeypatch.setattr(cuda_graphs, "kv_shapes", lambda model: [])
+    monkeypatch.setattr(eager, "cached_layers", lambda model: layers)
+    with pytest.raises(NoFastBackend, match="windows of 8 and 16 tokens"):
+        GraphedModel(tiny("llama"))

@@ -6,6 +6,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from speclab.models import loading
+from speclab.system.paths import ROOT
 
 
 def test_size_and_card():
@@ -22,3 +23,13 @@ def test_size_and_card():
     assert facts["held_out_loss"]["target"] < facts["held_out_loss"]["draft"] - 0.2
     assert facts["corpus"]["held_out"]
     assert f"{facts['held_out_loss']['target']:.2f}" in (loading.LAB_PAIR / "README.md").read_text()
+
+
+def test_the_page_of_curves_has_the_last_scores_of_the_block_head():
+    about = json.loads((loading.LAB_PAIR / "block" / "training.json").read_text())
+    scores = about["scores"]["all prompts"]
+    shares = [f"{share:.3f}".removeprefix("0") for share in scores["by_position"]]
+    row = ["block", f"{about['steps']:,} more", *shares, f"{scores['tokens_per_round']['7']:.2f}"]
+    page = (ROOT / "docs" / "acceptance-curves.md").read_text("utf-8")
+    assert f"| {' | '.join(row)} |" in page
+    assert f"| block | {about['init']['steps']:,} steps |" in page

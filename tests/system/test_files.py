@@ -62,6 +62,14 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
     assert names(tmp_path) == ["file.json"]
 
 
+def test_writers_of_one_name_do_not_tear_each_other(tmp_path, monkeypatch):
+    parts, right = [], Path.replace
+    monkeypatch.setattr(Path, "replace", lambda part, target: parts.append(part) or right(part, target))
+    for text in "ab":
+        files.write_whole(tmp_path / "x.json", text)
+    assert len(set(parts)) == 2, "each has a temporary file of its own"
+
+
 # --- before anything is measured ---
 
 

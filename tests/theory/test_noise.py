@@ -1,10 +1,13 @@
 """When a run's speeds are rough: the decision on noise floors, made up and committed."""
 
 import doctest
+import json
+import re
 
 import pytest
 
 from speclab.records.rows import BASELINE, BASELINE_REPEAT, Arm, Decoded, Noise
+from speclab.system.paths import ROOT
 from speclab.theory import attribution
 from speclab.theory.attribution import FURTHEST  # before the tests' own bound: see tests/conftest.py
 
@@ -45,6 +48,19 @@ def test_the_worst_temperature_decides():
     assert attribution.too_wide(floors) is floors[1]
     assert attribution.too_wide(floors[:1]) is None
     assert attribution.too_wide([]) is None
+
+
+def test_few_committed_records_are_rough():
+    """The bound rests on them: of quiet machines, none reaches ten per cent."""
+    records = {path.stem: json.loads(path.read_text("utf-8")) for path in (ROOT / "results").glob("cpu-*.json")}
+    keys, reach = ("temperature", "ratio", "low", "high"), {True: [], False: []}
+    for name, record in records.items():
+        for part in (record, record.get("padded") or {}):
+            for entry in part.get("noise") or []:
+                noisy = bool(re.fullmatch(r"cpu-2-cores-c(-.00m)?", name))  # their pages say so
+                reach[noisy].append(attribution.reach(Noise(**{key: entry[key] for key in keys})))
+    assert len(reach[False]) >= 7
+    assert max(reach[False]) < 1.095 < attribution.FURTHEST < max(reach[True])
 
 
 # --- the floor of a run, and what it makes of a speedup ---------------------------------------------------------------

@@ -94,6 +94,24 @@ def test_a_token_that_no_rounding_explains_is_an_alarm(dtype, name):
     assert verdict(dtype, sampling, [*found[:3], found[3][:21], *found[4:]]).surprise == float("inf")
 
 
+HOT, TOP_K, TOP_P = Sampling(1.2), Sampling(1.2, top_k=5), Sampling(1.2, top_p=0.9)
+WRONG = {  # what tokens were drawn from, and the law that was asked for
+    "temperature twice": (Sampling(1.44), HOT),
+    "no top-k": (HOT, TOP_K),
+    "no top-p": (HOT, TOP_P),
+    "top-k + 1": (Sampling(1.2, top_k=6), TOP_K),
+    "top-k - 1": (Sampling(1.2, top_k=4), TOP_K),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", WRONG)
+def test_texts_of_another_law_are_an_alarm(name):
+    """Four thousand tokens."""
+    drawn, asked = WRONG[name]
+    assert not verdict(torch.bfloat16, asked, texts(torch.bfloat16, drawn, 0, n=80)).passed
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("shift", [0.0, -100.0])
 def test_differences_of_two_logits_of_cached_passes_lie_within_the_bound(dtype, shift):

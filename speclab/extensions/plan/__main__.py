@@ -6,8 +6,8 @@
 
 The baseline's texts, one pass of each draft over them, and calibrated costs give the expected time at every draft
 length (speclab/theory/forecast.py); the length with the highest expected speedup is taken. The instrumented decodings
-that calibrate the costs do draft and verify, because a pass costs what it costs only in that rhythm; what they accept
-is used only to know how many tokens a draft had to catch up.
+that calibrate the costs do draft and verify, because a pass right after other passes takes another time than the same
+pass alone; what they accept is used only to know how many tokens a draft had to catch up.
 
 What comes out: verdicts and tables, a run record (JSON), a page in Markdown, and a picture. See docs/why-not-faster.md.
 """
@@ -63,7 +63,6 @@ class PlanEntry(RecordPart):
     draft_length: Count
     speedup: Amount
     tokens_per_round: Amount
-    drafted_per_round: Amount
     acceptance_rate: float | None
     draft_cost: float | None
     verify_cost: float
@@ -147,7 +146,6 @@ def planned(
                 draft_length=k,
                 speedup=baseline / sum(e.cost for e in found),
                 tokens_per_round=n_tokens / n_rounds,
-                drafted_per_round=sum(e.n_drafted for e in found) / n_rounds,
                 acceptance_rate=sum(e.n_accepted for e in found) / n_tested if n_tested else None,
                 draft_cost=costs.draft_seconds(k, context) / k / step if k else None,
                 verify_cost=costs.verify_seconds(k + 1, context) / step,
@@ -184,9 +182,13 @@ def text(run: PlanRun, markdown: bool = False) -> str:
     blocks: list[Block] = [Markdown("# The plan"), provenance(run), first] if markdown else [first]
     for fact in run.drafts:
         mark = functools.partial(_mark, fact)
-        columns = cells("draft", "k", "tok/rnd", "α", "c", "v", "o") | {"expected": _expected, "plan": mark}
+        columns = {"draft": _method, **cells("k", "tok/rnd", "α", "c", "v", "o"), "expected": _expected, "plan": mark}
         blocks += [Lines([verdict(fact)]), Table(_of_draft(run, fact), columns)]
     return tables.show([*blocks, COSTS, Lines(noise_lines(run.noise))], markdown)
+
+
+def _method(entry: PlanEntry) -> str:
+    return entry.method if entry.draft_length else "no draft"
 
 
 def _expected(entry: PlanEntry) -> str:
@@ -233,7 +235,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = parsing.make_parser(__doc__ or "", "python -m speclab.extensions.plan")
     flags.add_shared_flags(parser)
     group = parser.add_argument_group("plan")
-    kinds = "as of compare.py, but no drafts with branches and no hybrids (default: %(default)s)"
+    kinds = "as of compare.py, but no branches, hybrids or early exit (default: %(default)s)"
     flags.add_draft_flag(group, "model,ngram", kinds)
     flags.add_run_flags(group, "lengths to try (default: 0 to 16; --quick 0 to 8)", "0 is greedy (default: 0)")
     size = group.add_mutually_exclusive_group()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, LEDConfig, PreTrainedModel
 
+from benchmarks.peers.library import counted_passes
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import tokens_of
@@ -58,6 +59,12 @@ def drafter_of(kind: str, family: str):
     if kind == "decoder only":
         return ModelDrafter(CachedModel(tiny_decoder("llama", dtype=torch.float64)))
     return ModelDrafter(CachedModel(perturbed(target_of(family), {"all": 0.0, "some": 0.06}[kind])))
+
+
+def test_widths_of_passes_are_those_of_the_decoder():
+    with counted_passes(target_of("encoder-decoder")) as widths:
+        target_of("encoder-decoder")(input_ids=PROMPT, decoder_input_ids=PROMPT[:, :3])
+    assert widths == [3]
 
 
 # --- Texts -----------------------------------------------------------------------------------------------------------
