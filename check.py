@@ -10,7 +10,7 @@ This starts the command of speclab/extensions/learner; `python check.py --help` 
 
 import importlib
 import sys
-from importlib.util import find_spec
+from pathlib import Path
 
 from speclab.system.errors import EnvironmentProblem, reports_problems
 
@@ -20,8 +20,8 @@ COMMAND = "speclab.extensions.learner"
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """Start the command.  -> exit code"""
-    if find_spec(COMMAND) is None:
-        folder = COMMAND.replace(".", "/")
+    folder = COMMAND.replace(".", "/")
+    if not (Path(__file__).parent / folder / "__main__.py").is_file():  # also where only __pycache__ is left of it
         raise EnvironmentProblem(f"the folder {folder} is not here; type: git checkout -- {folder}")
     return importlib.import_module(f"{COMMAND}.__main__").main(argv)
 

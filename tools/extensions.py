@@ -4,6 +4,7 @@ Each folder of speclab/extensions is deleted in a copy of the tracked files, and
 and every script is imported. Then all of them are deleted at once, and pytest collects the tests of the ground floor.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -64,8 +65,9 @@ def copied(folder: Path, without: Iterable[str]) -> Path:
 
 
 @reports_problems
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     """Run the checks, and print what is wrong.  -> exit code"""
+    argparse.ArgumentParser("python -m tools.extensions", description=__doc__).parse_args(argv)
     settings = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as folder:
         copies = [str(copied(Path(folder, name), [name])) for name in names()]

@@ -63,7 +63,10 @@ def applied(settings: Mapping[str, Any], entries: Mapping[str, Any], factors: li
     """
     from transformers import AutoConfig
 
-    settings, family = dict(settings), settings["model_type"]
+    settings = dict(settings)
+    if settings["model_type"] == "mistral":  # so the library calls some files of the architecture llama
+        settings["model_type"] = "llama"
+    family = settings["model_type"]
     if family not in FAMILIES:
         raise EnvironmentProblem(f"its entries are known for {', '.join(FAMILIES)}, and it is {family}")
     default, left = AutoConfig.for_model(family), _Entries(entries, family)

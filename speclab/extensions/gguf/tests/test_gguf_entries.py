@@ -70,6 +70,7 @@ CASES = {
         ),
     ),
     "llama 3": Case("llama", rope("llama3", 500.0, **LLAMA3), {"rope.freq_base": 500.0}),
+    "mistral": Case("llama", {}, {"general.name": "mistral"}),
     "another size of heads": Case("llama", {"head_dim": 12}, {"attention.key_length": 12, "rope.dimension_count": 12}),
     "qwen3": Case("qwen3", {"head_dim": 16, "rms_norm_eps": 0.01}, {"attention.key_length": 16, **RMS}),
     "another base": Case("starcoder2", {**rope(base=1e6), "norm_epsilon": 0.01}, {"rope.freq_base": 1e6, **PLAIN}),
