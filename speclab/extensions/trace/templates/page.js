@@ -162,7 +162,7 @@
     const found = replay.rounds(text, state.draft, k), all = replay.counts(found), total = all.tokens / speedups[k];
     const says =
       `At k = ${k} a round commits ${(all.tokens / all.rounds).toFixed(2)} tokens and takes ${(total / all.rounds).toFixed(2)} steps. `;
-    const slow = speedups.flatMap((value, i) => (draw.isSlower(value) ? [i] : []));
+    const slow = speedups.flatMap((value, i) => (i && draw.isSlower(value) ? [i] : []));
     let verdict = `That is ${speedups[k].toFixed(2)}x as fast as plain decoding. `;
     if (draw.isSlower(speedups[k])) verdict = `Here it gets slower: ${speedups[k].toFixed(2)}x. The tokens of a round must be more than its steps. `;
     else if (k === best) verdict = `This is the best k: ${speedups[k].toFixed(2)}x. `;
@@ -376,6 +376,7 @@
   const go = () => {
     state = fromAddress();
     if (hasDials && !data.own && !location.hash) state = checked({...TOUR[1][2](), tour: 2}); // the first round
+    if (data.own && !location.hash) state = checked({of: 1});
     show();
     if (state.at) {
       find(state.at).scrollIntoView();
