@@ -1,6 +1,6 @@
 """The plan of the code: what the loops load, and that the loops differ by the lesson.
 
-That imports run downward, and never in a circle, is for import-linter, which `make lint` runs.
+That imports run downward in speclab, and never in a circle, is for import-linter, which `make lint` runs.
 """
 
 import difflib

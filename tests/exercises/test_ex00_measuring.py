@@ -59,7 +59,7 @@ WAITED = {"readings of the clock": 3, "waits for the device": 3, "readings witho
 
 
 @asked([(9,), (50,)], "{} tokens", [WAITED] * 2)
-def test_waits_for_the_device_before_every_reading_and_never_else(one, n_tokens):
+def test_waits_for_the_device_before_every_reading_and_at_no_other_time(one, n_tokens):
     """time_decoding: the device works on while the host runs ahead, so a clock read without waiting tells nothing; any
     other wait slows the run."""
     machine = Machine(n_tokens)

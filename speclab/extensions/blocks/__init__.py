@@ -1,1 +1,1 @@
-"""A draft with a head that proposes a block of tokens in one pass (DFlash, DSpark, JetSpec)."""
+"""A draft with a head that proposes a block of tokens in one pass (DFlash, DSpark)."""

@@ -1,1 +1,1 @@
-"""Predicts the speedup of every draft length from a run of the baseline, and checks that on request."""
+"""Predicts the speedup of every draft length from a run of the baseline."""

@@ -1,1 +1,1 @@
-"""Changes one setting and keeps the rest still: draft length, acceptance, temperature and more."""
+"""Changes one setting and keeps the rest still: acceptance, output length, context, or how unlike the draft is."""

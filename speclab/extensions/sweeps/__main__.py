@@ -6,10 +6,10 @@
     python -m speclab.extensions.sweeps mismatch         # drafts ever less like the target, down to random weights
     python -m speclab.extensions.sweeps all              # all of them, one after the other
 
-Sweeps of other settings are compare.py with -k 0,1,2,4,8 or --temperature 0,0.4,0.8, and --alone. What comes out: a
-table, its predictions beside the measurement, a run record (JSON), a page in Markdown, and a picture. A sweep takes one
-to five minutes on two cores; --limit 1 makes it shorter. See docs/why-not-faster.md. Exit code 1 if a greedy difference
-is not a near-tie, or a sampled row fails its statistics.
+Sweeps of other settings are compare.py with -k 0,1,2,4,8, --temperature 0,0.4,0.8 or --draft feature, and --alone.
+What comes out: a table, its predictions beside the measurement, a run record (JSON), a page in Markdown, and a picture.
+A sweep takes one to five minutes on two cores; --limit 1 makes it shorter. See docs/why-not-faster.md. Exit code 1 if a
+greedy difference is not a near-tie, or a sampled row fails its statistics.
 """
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a /metrics page says: real pages of vLLM and llama-server, simulated ones, and lies."""
+"""What a /metrics page says: a real one of llama-server, simulated ones in the form of vLLM, and lies."""
 
 import contextlib
 from dataclasses import replace
