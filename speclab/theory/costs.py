@@ -22,6 +22,8 @@ from speclab.records.rows import RoundCounts
 
 Curve = Sequence[tuple[int, float]]  # (number, seconds), the numbers rising
 STALL = 3.0  # times the median of its kind; the slow state of a shared machine stays below 2
+STANDARD_ERRORS = 3.0  # how far from 0 a slope of a second column must be to be believed; neighbours in time are alike
+FEWEST_SPARE = 8  # observations beyond the number of parameters, without which no such slope is tried
 
 
 class RoundTime(NamedTuple):
@@ -124,7 +126,7 @@ def fit(rounds: Sequence[RoundTime], steps: Sequence[RoundTime]) -> dict[tuple[s
         draft_at, draft_catch, draft_slope = _means(
             own, "draft", lambda r: (r.n_drafted, (r.catch_up - 1) * (r.n_drafted > 0), r.n_drafted * r.context)
         )
-        rest_at, rest_each, replay = _means(own, "rest", lambda r: (0, r.n_drafted, r.n_replays))
+        rest_at, replay, rest_each = _means(own, "rest", lambda r: (0, r.n_replays, r.n_drafted))
         draft_idle = draft_at.pop(0, 0.0)
         costs[drafter, temperature] = Costs(
             step_at=step_at.get(0, 0.0),
@@ -144,7 +146,11 @@ def fit(rounds: Sequence[RoundTime], steps: Sequence[RoundTime]) -> dict[tuple[s
 
 def _means(rounds: Sequence[RoundTime], phase: str, place: Place) -> tuple[dict[int, float], float, float]:
     """Return the mean seconds of every cell where both columns are 0, and the slopes >= 0 of the columns, which all
-    cells share."""
+    cells share.
+
+    The second column is most often the context. Its slope is used only where it stands out of the noise: contexts of a
+    run may hardly differ, and a slope made of noise would be multiplied by a long context.
+    """
     if not rounds:
         return {}, 0.0, 0.0
     by_kind: dict[tuple[int, int], list[float]] = {}
@@ -157,10 +163,20 @@ def _means(rounds: Sequence[RoundTime], phase: str, place: Place) -> tuple[dict[
     names, cells = np.unique(places[:, 0], return_inverse=True)
     table = np.array([seconds, *places.T[1:]])  # (3, n)
     means = np.array([table[:, cells == i].mean(1) for i in range(len(names))])  # (cells, 3)
-    times, *columns = table - means[cells].T
-    slopes = np.linalg.lstsq(np.array(columns).T, times)[0].clip(0)
+    times, first, second = table - means[cells].T
+    (slopes, rest), plain = (_slopes(np.array([first, other]), times) for other in (second, 0 * second))
+    spare = len(times) - len(names) - 2
+    if spare < FEWEST_SPARE or plain[1] - rest <= STANDARD_ERRORS**2 * rest / spare:
+        slopes = plain[0]
     # No cell may cost less than nothing where both columns are 0.
     sloped = means[:, 1:] @ slopes
     slopes = slopes * min([1.0, *(means[sloped > 0, 0] / sloped[sloped > 0])])
     at = (means[:, 0] - means[:, 1:] @ slopes).clip(0)
     return dict(zip(names.tolist(), at.tolist(), strict=True)), *slopes.tolist()
+
+
+def _slopes(columns: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return slopes over (2, n) columns by least squares, 0 in place of negative ones; and the sum of squared rests."""
+    slopes = np.linalg.lstsq(columns.T, times)[0].clip(0)
+    rest = times - slopes @ columns
+    return slopes, float(rest @ rest)

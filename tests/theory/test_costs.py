@@ -191,6 +191,20 @@ def test_a_lookup_that_never_found_anything():
     assert len(fit(silent, steps)["ngram", 0.0].verify_at) == 1
 
 
+def test_contexts_that_hardly_differ_make_no_slope_of_noise():
+    """20 seeds, contexts 180 and 181: no slope, so ten times the context does not cost ten times as much.
+
+    A slope needs 3 standard errors, so of 60 fitted ones 0.1 pass by chance: more than 2 in 1 of 10 000 sets of seeds.
+    """
+    passed = 0
+    for seed in range(20):
+        machine = Shared(seed)
+        rounds = decode(MODEL, "model", 0.0, [2, 4], 60, machine, seed, context=(180, 182))
+        found = fit(rounds, walk(MODEL, 0.0, 60, machine, seed, context=(180, 182)))["model", 0.0]
+        passed += sum(slope > 0 for slope in (found.step_slope, found.verify_slope, found.draft_slope))
+    assert passed <= 2
+
+
 def test_a_stall_owns_no_cell():
     """Whether a width was seen three times or twice, 100 ms once count as no more than three times the usual."""
     quiet = decode(MODEL, "model", 0.0, [1, 2, 3, 5, 6], 100, steady, context=(200, 201))
