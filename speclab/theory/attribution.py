@@ -66,7 +66,7 @@ def price(
 
     accept_probs gives the draft's acceptance probabilities along a text of the baseline; rounds_along the rounds along
     it, for a draft whose proposals depend on the rounds before. Without either there is no forecast. lookup_costs: of
-    the rounds in which the lookup of a hybrid draft proposes.
+    the rounds in which the lookup of a hybrid draft proposes; without them a text along which it does has no forecast.
     """
     part = PredictedSeconds()
     for text, rounds in zip(baseline.texts, line.rounds, strict=True):
@@ -77,7 +77,10 @@ def price(
             found = expected(accept_probs(distinct), line.arm.draft_length, costs, line.n_prompt)
             seconds, n_rounds = found.cost, found.n_rounds
         elif rounds_along:
-            made = _of_rounds(rounds := rounds_along(distinct), line.n_prompt, costs, lookup_costs)
+            rounds = rounds_along(distinct)
+            if lookup_costs is None and any(made.looked_up for made in rounds):
+                return replace(part, expected=0.0, expected_rounds=0.0)
+            made = _of_rounds(rounds, line.n_prompt, costs, lookup_costs)
             seconds, n_rounds = made.draft + made.verify + made.overhead, len(rounds)
         else:
             break

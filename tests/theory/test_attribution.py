@@ -115,6 +115,8 @@ def test_a_hybrids_rounds_have_the_costs_of_the_part_that_drafted():
     assert part.draft == pytest.approx(sum(drafts))
     assert part.verify == pytest.approx(sum(verify))
     assert part.expected == pytest.approx(sum(drafts) + sum(verify) + part.overhead)
+    unknown = price(speculated(4, rounds), plain(9), COSTS, rounds_along=lambda text: rounds)
+    assert (unknown.expected, unknown.expected_rounds) == (0, 0), "no forecast where nothing is known of its lookups"
 
 
 def random_rounds(dice: random.Random, n: int, k: int) -> list[RoundCounts]:
