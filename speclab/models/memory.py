@@ -1,6 +1,7 @@
 """The weights that a pass reads, the memory that is free, and how fast the machine reads it."""
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +47,10 @@ def free_memory(device: torch.device) -> int | None:
     meminfo = Path("/proc/meminfo")
     if meminfo.exists() and (match := re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())):
         return int(match[1]) * 1024
-    return None
+    try:  # a Mac: all there is, as it does not say what is free; a GPU shares it
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows
+        return None
 
 
 def best(call: Callable[[], object], device: torch.device, repeats: int) -> float:
@@ -68,5 +72,6 @@ def bandwidth(n_bytes: int, device: torch.device, dtype: torch.dtype, repeats: i
 
 
 def block_bytes(device: torch.device) -> int:
-    """Return the size of the block that is read and copied: more than caches hold."""
-    return 2**30 if device.type == "cuda" else LARGE
+    """Return the size of the block that is read and copied: more than caches hold, and little of what is free."""
+    usual, free = 2**30 if device.type == "cuda" else LARGE, free_memory(device)
+    return usual if free is None else min(usual, free // 4)
