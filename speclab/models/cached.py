@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import Sampling, to_device
 from speclab.engines.eager import EagerBackend
-from speclab.models.family import family_of
+from speclab.models.family import family_of, with_table
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
 if TYPE_CHECKING:  # what a backend is, for the checker of types alone
@@ -58,7 +58,7 @@ class CachedModel:
         self.n_ids = embedded_ids(model)  # no other id can go into a pass
         self.vocab_size = min(vocab_size or n_rows, n_rows, self.n_ids)
         self.family = family_of(model)
-        self.room = self.family.room(model.config)
+        self.room = with_table(self.family.room(model.config), model.get_decoder())
         # Decoder layers whose outputs a draft reads. The baseline keeps them too, so both arms run on the same engine.
         self.hidden_layers: tuple[int, ...] = ()
         self._backend: Backend | None = None

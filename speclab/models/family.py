@@ -52,10 +52,21 @@ class Room:
         """Raise UsageProblem for a prompt of `n_prompt` tokens that does not fit, or leaves no room for the output."""
         if self.text is not None and n_prompt + max_new_tokens > self.text:
             left = self.text - n_prompt
+            new = f" and {max_new_tokens} new ones do" if max_new_tokens else " does"
+            way_out = f" or ask for at most {left} new tokens" * (left > 0 and max_new_tokens > 0)
+            if whose != "the model's":
+                way_out = " or use the draft ngram"
             raise UsageProblem(
-                f"prompt of {n_prompt} tokens and {max_new_tokens} new ones do not fit {whose} context of "
-                f"{self.text}{self.reason}; shorten the prompt" + f" or ask for at most {left} new tokens" * (left > 0)
+                f"prompt of {n_prompt} tokens{new} not fit {whose} context of {self.text}{self.reason}; "
+                f"shorten the prompt{way_out}"
             )
+
+
+def with_table(room: Room, model: nn.Module) -> Room:
+    """Return the room, no larger than the model's table of positions, in which a padding index takes rows."""
+    tables = (m for name, m in model.named_modules() if "position" in name and isinstance(m, nn.Embedding))
+    rows = [m.num_embeddings - m.padding_idx - 1 for m in tables if m.padding_idx is not None]
+    return replace(room, text=min((n for n in (room.text, *rows) if n), default=None))
 
 
 def configured_room(config: PreTrainedConfig, names: tuple[str, ...] = ()) -> Room:
