@@ -64,7 +64,8 @@ def on_c(model: PreTrainedModel) -> CModel:
 
 def check(model: PreTrainedModel, fast: FastModel) -> None:
     """Decode a few tokens through the engine and raise NoFastBackend where the logits are not the model's own uncached
-    ones. Rejected tokens are fed and rolled back on the way, and the text outgrows a page or a bucket."""
+    ones. Rejected tokens are fed and rolled back on the way, and the text outgrows a page or a bucket. It does
+    not reach the border of a sliding window of thousands of tokens."""
     n_last = sum(checks.WIDTHS)
     text = checks.random_text(model, fast.page + n_last if isinstance(fast, CModel) else cuda_graphs.BUCKET + 8)
     right = checks.uncached_logits(model, text)[:, -n_last:]
