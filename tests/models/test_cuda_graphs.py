@@ -228,6 +228,14 @@ def test_grouped_attention_is_the_librarys(kv_heads, group, width, wide, scale):
     assert torch.allclose(found.double(), right, atol=1e-12 if wide else 0.03)
 
 
+def test_an_mlp_with_a_further_part_is_left_as_it_is():
+    """Its own forward may use the part between the products."""
+    model = tiny("llama")
+    first, *others = (layer.mlp for layer in model.model.layers)
+    first.norm = torch.nn.LayerNorm(4)
+    assert [mlp for mlp, _ in Kernels(model).joins.mlps] == others
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma"])
 def test_joined_products_are_the_models_own(family):
     """Logits stay, queries, keys and values are one product, an MLP's two are one, and the weights are no copies."""

@@ -104,9 +104,9 @@ class GraphedModel:
 
     name = "graphs"
 
-    def __init__(self, model: PreTrainedModel, compile_parts: bool = True):
+    def __init__(self, model: PreTrainedModel):
         self.model, self.shapes, self.window = model, kv_shapes(model), window_of(model)
-        self.kernels = Kernels(model, usable_compiler(model.device) if compile_parts else None)
+        self.kernels = Kernels(model, usable_compiler(model.device))
         self.layers = range(len(decoder_layers(model)))
         self.widths: set[int] = {1}
         self.longest = 0  # tokens that a text of this run may reach

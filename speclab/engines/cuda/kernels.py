@@ -101,14 +101,14 @@ def gated(module: Any, both: Tensor) -> Tensor:
 
 
 class Joins:
-    """Joins the products of a model: those of its attention, and of MLPs that are gated as usual."""
+    """Joins the products of a model: those of its attention, and of MLPs that are what `gated` computes."""
 
     def __init__(self, model: PreTrainedModel, compiler: Compiler):
         self.attention: list[Joined] = []
         self.mlps: list[tuple[nn.Module, Callable]] = []
         finish = compiler(gated)
         for module in model.modules():
-            names = MLP_WEIGHTS[:2] if _is_mlp(module) else ATTENTION_WEIGHTS
+            names = MLP_WEIGHTS[:2] if _is_mlp(module) and _is_usual(module) else ATTENTION_WEIGHTS
             if (joined := Joined.of([getattr(module, name, None) for name in names])) is None:
                 continue
             if names == ATTENTION_WEIGHTS:
@@ -176,6 +176,11 @@ def _is_norm(module: nn.Module) -> bool:
 
 def _is_mlp(module: nn.Module) -> bool:
     return all(isinstance(getattr(module, name, None), nn.Linear) for name in MLP_WEIGHTS)
+
+
+def _is_usual(module: nn.Module) -> bool:
+    """Tell whether an MLP has the parts of `gated` and no others, which its own forward might use between them."""
+    return {name for name, _ in module.named_children()} == {*MLP_WEIGHTS, "act_fn"}
 
 
 class Kernels:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from speclab.core.rounds import Draft
 from speclab.engines.cuda import graphs
-from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.engines.parts import FAMILIES as KNOWN
 from speclab.extensions.batch.decoding import row_buffers
 from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
@@ -21,7 +20,7 @@ from tests import tiny_families
 from tests.decoding import row_of
 from tests.grids import pairs_often
 from tests.models.test_caches import worst_difference
-from tests.recorder import stand_in
+from tests.recorder import not_compiled, stand_in
 from tests.tiny_models import CLOSE, CONTEXT, DTYPE_ON, FAMILIES, VOCAB, assert_close, on_engine, tiny
 
 GARBAGE = 1e4  # finite: attention multiplies what it masks by zero; the engine c never looks at it
@@ -30,7 +29,7 @@ LENGTHS = (5, 62, 17)  # the second one is about to outgrow its first page
 
 
 def cached(model, engine: str) -> CachedModel:
-    fast = GraphedModel(model, compile_parts=False) if engine == "graphs" else on_engine(engine, model)
+    fast = not_compiled(model) if engine == "graphs" else on_engine(engine, model)
     return CachedModel(model, fast=fast)
 
 
