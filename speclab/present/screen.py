@@ -88,14 +88,9 @@ def timed(repeats: int) -> str:
 
 def padding_remark(run: LabRun) -> str | None:
     """This text must stand beside every number of a padded target; any other target has none."""
-    target = run.settings["target"]
-    if not padding.is_lab_size(target):
-        return None
-    padded = [name for name in run.models if padding.is_lab_size(name)]
-    small = [name for name in run.models if name not in ("target", *padded)]  # lookups and hybrids are not among them
-    said = f"{target} is {padding.describe_padding(target)}."
-    said += f" Its draft model is padded, too: {', '.join(padded)}." * bool(padded)
-    return said + f" Not padded, as small as for the lab's target: {', '.join(small)}." * bool(small)
+    target, drafts = run.settings["target"], ", ".join(filter(padding.is_lab_size, run.models))
+    said = f"{target} is {padding.describe_padding(target)}." if padding.is_lab_size(target) else None
+    return said and said + f" Its draft model is padded, too: {drafts}." * bool(drafts)
 
 
 def small_print(run: Head) -> str:
@@ -126,8 +121,10 @@ def same_text_lines(run: ComparisonRun) -> list[str]:
             lines += [*differences, f"same text? {target_name(run)}, {said}"]
             continue
         named = [entry for entry in entries if entry.get("lossy_rule") or not entry["passed"]]
-        n_tested = sum(entry["n_tokens"] - entry.get("n_uncertain", 0) for entry in entries)
-        right = f"{len(entries) - len(named)} of {len(entries)} arms, |z| < {entries[0]['bound']:g}"
+        tested = [entry["n_tokens"] - entry.get("n_uncertain", 0) for entry in entries]
+        n_tested = sum(tested)
+        n_right = sum(n > 0 and entry not in named for entry, n in zip(entries, tested, strict=True))
+        right = f"{n_right} of {len(entries)} arms, |z| < {entries[0]['bound']:g}"
         said = f"{n_tested} sampled tokens, no difference found in {right}" if n_tested else UNTESTED
         if any(entry.get("lossy_rule") for entry in named):
             said = "NO, the rule is LOSSY; its arms below"
@@ -156,7 +153,7 @@ def remarks(run: LabRun) -> list[str]:
     if about := settings.get("functions"):
         lines.append(f"These functions took part in the speculative rows: {about}. The baseline is the lab's own.")
     if probe and not probe["free"]:
-        load = f"load average {probe['load']:.1f} on {run.machine['cores']} cores"
+        load = f"load average {number(probe['load'], 1)} on {run.machine['cores']} cores"
         lines.append(f"BUSY when the run began: {load}, so times may be rough")
     if rule := settings.get("rule"):
         plain = f"accept rule: {rule}; sampled rows of models have no forecast"
@@ -243,7 +240,8 @@ def result_line(run: ComparisonRun) -> str | None:
         return None
     doubt = ", not shown to be faster" * (rows[-1].verdict in ("slower", "unclear"))
     best = f"{_named(rows[-1])}, {speedup_of(rows[-1])}{_ends(rows[-1].speedup_low, rows[-1].speedup_high)}{doubt}"
-    return f"Highest: {best}; lowest: {_named(rows[0])}, {speedup_of(rows[0])}."
+    lowest = f"; lowest: {_named(rows[0])}, {speedup_of(rows[0])}" * (len(rows) > 1)
+    return f"Highest: {best}{lowest}."
 
 
 def _named(row: Row) -> str:
@@ -292,19 +290,22 @@ def ladder_line(run: ComparisonRun) -> str | None:
 
 
 def between(row: Row) -> str:
-    """Name the factors between the formula and the row's speedup that move it by more than a tenth, as the end of a
-    line about both.
+    """Name the two largest factors between the formula and the row's speedup, as the end of a line about both.
 
-    That of the others is computed from the numbers as they are printed, so that the product is the printed speedup.
+    That of the others is computed from the numbers as they are printed: the product rounds to the printed speedup.
     """
     known = [item for item in factors(row).items() if item[0] not in ("all else", "everything else")]
-    large = [item for item in known if abs(math.log(max(item[1], 1e-9))) > math.log(1.1)]
-    said = math.prod([round(row.book_formula or 0.0, 2), *(round(factor, 2) for _, factor in large)])
-    named = "".join(f"x{factor:.2f} {name}, " for name, factor in large)
-    return f"; between them: {named}x{round(row.speedup, 2) / said:.4g} all others" if known and said else ""
+    largest = sorted(known, key=lambda item: -abs(math.log(max(item[1], 1e-9))))[:2]
+    said = math.prod([round(row.book_formula or 0.0, 2), *(round(factor, 2) for _, factor in largest)])
+    named = ", ".join(f"x{factor:.2f} {name}" for name, factor in largest)
+    return f"; between them: {named}, x{round(row.speedup, 2) / said:.3f} all others" if known and said else ""
 
 
 def loops_line(run: ComparisonRun) -> str | None:
     """Say how many greedy texts end in repetition; None where none does."""
-    n, what = run.prompts.get("n_cut"), "end in repetition, and count only up to where it begins"
-    return f"{target_name(run)}: {n} of {run.prompts['n']} greedy texts {what}" if n else None
+    n, cut = (
+        run.prompts.get("n_cut", run.prompts.get("n_looping")),
+        "n_cut" in run.prompts,
+    )  # older records have no cuts
+    what = "and count only up to where it begins" if cut else "which is easy to draft and raises acceptance"
+    return f"{target_name(run)}: {n} of {run.prompts['n']} greedy texts end in repetition, {what}" if n else None

@@ -89,7 +89,7 @@ def product_of(line: str) -> float:
     """What a reader gets who multiplies the numbers of a line, as they are printed."""
     book = float(re.search(r"says (\d+\.\d+)x", line)[1])
     found = re.findall(r"\bx(\d+\.\d+) ", line.partition("between them: ")[2])
-    assert 1 <= len(found) <= 1 + len(EFFECTS)
+    assert len(found) == 3
     assert line.endswith(" all others")
     return book * math.prod(map(float, found))
 
@@ -112,7 +112,7 @@ def test_the_factors_of_a_line_multiply_to_the_measured_speedup(path):
 def test_any_factors_multiply_to_the_measured_speedup(effects):
     row = make_row(effects=tuple(effects))
     line = f"says {tables.speedup(row.book_formula)}{screen.between(row)}"
-    assert product_of(line) == pytest.approx(round(row.speedup, 2), rel=1e-3), line
+    assert f"{product_of(line):.2f}x" == tables.speedup(row.speedup), line
 
 
 def test_factors_belong_to_their_rungs():
@@ -135,6 +135,22 @@ def test_the_result_is_the_highest_row_and_the_lowest():
     assert screen.result_line(run) == f"Highest: {said[0]} {ends}; lowest: {said[1]}."
     run.rows = [replace(row, speedup=0.9, verdict="slower") if row.draft else row for row in run.rows]
     assert ", not shown to be faster; lowest: " in screen.result_line(run)
+    alone = next(row for row in run.rows if row.draft and row.prompt_kind == "all")
+    assert "lowest" not in screen.result_line(replace(run, rows=[run.rows[0], alone]))
+
+
+def test_no_difference_is_found_only_where_tokens_were_tested():
+    run = make_run(lengths=(4,), temperatures=(0.8,))
+    run.correctness[0]["n_uncertain"] = run.correctness[0]["n_tokens"]
+    assert "768 sampled tokens, no difference found in 1 of 2 arms" in "".join(screen.same_text_lines(run))
+
+
+def test_older_records_keep_their_remark_on_repetition():
+    run = make_run()
+    counts = {"n": 3, "kinds": ["code"]}
+    said = [screen.loops_line(replace(run, prompts=counts | {name: 2})) for name in ("n_cut", "n_looping")]
+    assert "count only up to where it begins" in said[0]
+    assert "raises acceptance" in said[1]
 
 
 def test_a_ladder_is_shown_where_the_fastest_row_has_none():
