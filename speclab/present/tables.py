@@ -44,6 +44,9 @@ Block = Heading | Lines | Table | str | None
 # This would be markup: code, emphasis, links and pictures, entities, tags. Names of models and files hold anything.
 MARKUP = re.compile(r"([\\`\[\]$]|~(?=~)|#(?=#*\s*$)|\*(?=\w)|(?<!\w)[*_](?=\S))|(&(?=#?\w+;))|(<(?=[A-Za-z/!?]))")
 
+# At the start of a line: a heading, a quotation, an item of a list, a rule.
+START = re.compile(r"^(\d*)([.)](?=\s|$)|#(?=#*(?:\s|$))|[+*-](?=\s|$)|[*_-](?=[\s*_-]*$)|>)")
+
 
 def escaped(text: str) -> str:
     """Return a text as Markdown that shows all of its characters, on one line. A viewer may make links of the addresses
@@ -52,6 +55,10 @@ def escaped(text: str) -> str:
         return text
     text = " ".join(text.splitlines()).strip()
     return MARKUP.sub(lambda found: f"\\{found[1]}" if found[1] else "&amp;" if found[2] else "&lt;", text)
+
+
+def _begun(text: str) -> str:
+    return text if isinstance(text, Markdown) else START.sub(r"\1\\\2", escaped(text))
 
 
 def _cell(text: str) -> str:
@@ -73,9 +80,9 @@ def show(blocks: Iterable[Block], markdown: bool = False) -> str:
 
 def _text(block: Lines | Table | str | None, markdown: bool) -> str | None:
     if isinstance(block, Lines):
-        return "\n".join(f"- {escaped(line)}" if markdown else _wrapped(line, "    ") for line in block if line)
+        return "\n".join(f"- {_begun(line)}" if markdown else _wrapped(line, "    ") for line in block if line)
     if not isinstance(block, Table):
-        return block and (escaped(block) if markdown else _wrapped(block))
+        return block and (_begun(block) if markdown else _wrapped(block))
 
     def written(head: str, text: str) -> str:
         text = _cell(text) if markdown else text.replace("\n", " ")

@@ -50,7 +50,7 @@ def test_a_picture_says_where_its_speeds_are_rough(ratio, tmp_path, monkeypatch)
     assert figure.get_suptitle() == said * (ratio > 1.1) + own
 
 
-@pytest.mark.parametrize("name", [r"$\frac{$", "$x$", "a\nb", "^{", "東\u200b", "n" * 5000])
+@pytest.mark.parametrize("name", [r"$\frac{$", "$x$", "a\nb", "^{", "東\u200b", "_x", "n" * 5000])
 def test_any_name_can_stand_in_a_picture_and_its_legend(name):
     panel = Panel(
         [Series(name, plain([(1, 2.0), (2, 3.0)])), Series("line", plain([(1, 2.0), (2, 3.0)]), 1, "-")],

@@ -89,7 +89,7 @@ def _draw_panel(axis, panel: Panel) -> None:
         _markers(axis, series, (i - (len(measured) - 1) / 2) * step)
     named = set[str]()
     for series in lines:  # the first one of a name stands in the legend
-        label = "_" if series.label in named else series.label
+        label = "_" if series.label in named else _label(series)
         named.add(series.label)
         values = [value.value for value in series.values.values()]
         look: dict[str, Any] = {"marker": "_" * (len(values) == 1), "markersize": 12, "color": _colour(series)}
@@ -106,6 +106,10 @@ def _draw_panel(axis, panel: Panel) -> None:
     legend_above(axis, panel.title)
 
 
+def _label(series: Series) -> str:
+    return " " * series.label.startswith("_") + series.label  # a legend leaves out what begins with "_"
+
+
 def _colour(series: Series) -> str:
     return COLOURS[series.look % len(COLOURS)]
 
@@ -115,7 +119,7 @@ def _markers(axis, series: Series, right: float) -> None:
     moved = axis.transData + ScaledTranslation(right / 72, 0, axis.figure.dpi_scale_trans)
     look: dict[str, Any] = {"color": _colour(series), "transform": moved, "zorder": 3}
     ys = [value.value for value in series.values.values()]
-    axis.plot(list(series.values), ys, MARKERS[series.look % len(MARKERS)], label=series.label, **look)
+    axis.plot(list(series.values), ys, MARKERS[series.look % len(MARKERS)], label=_label(series), **look)
     intervals = [(x, value.low, value.high) for x, value in series.values.items() if None not in value]
     if intervals:
         axis.vlines(*zip(*intervals, strict=True), linewidth=1, **look)
