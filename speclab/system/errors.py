@@ -56,8 +56,10 @@ def reports_problems(main: Callable[..., int | None]) -> Callable[..., int]:
         except Exception as error:
             code = report(error)
         try:
-            sys.stdout.flush()
+            if sys.stdout:  # None where it was closed before the start
+                sys.stdout.flush()
         except OSError as error:
+            error.filename = "standard output"
             with open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), sys.stdout.fileno())  # or Python would fail on the same bytes when it ends
             code = code or report(error)
@@ -73,7 +75,7 @@ def report(error: Exception) -> int:
     if is_out_of_memory(error):
         error = EnvironmentProblem(f"out of memory: {first_line(error)}; use a smaller model or shorter texts")
     elif isinstance(error, OSError):
-        where = error.filename or "standard output"
+        where = error.filename or type(error).__name__
         error = EnvironmentProblem(f"{where}: {error.strerror or error}; check the path and the disk")
     elif not isinstance(error, Problem):
         raise error

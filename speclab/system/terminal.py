@@ -26,7 +26,11 @@ def harmless(text: str) -> str:
 
 def say(text: str, end: str = "\n") -> None:
     """Print a result on standard output, at once: an output that is full or gone is noticed here."""
-    print(harmless(text), end=end, flush=True)
+    try:
+        print(harmless(text), end=end, flush=True)
+    except OSError as error:
+        error.filename = "standard output"
+        raise
 
 
 def note(text: str) -> None:
