@@ -6,8 +6,11 @@ from speclab.system.errors import EnvironmentProblem
 
 # Settings that change what `generate` writes and that the lab does not apply, with the values that change nothing.
 UNAPPLIED = dict.fromkeys(["temperature", "top_p", "typical_p", "repetition_penalty", "num_beams", "guidance_scale"], 1)
+UNAPPLIED |= dict.fromkeys(["encoder_repetition_penalty", "top_h"], 1)
 UNAPPLIED |= dict.fromkeys(["top_k", "min_p", "no_repeat_ngram_size", "min_new_tokens", "bad_words_ids"], 0)
 UNAPPLIED |= dict.fromkeys(["suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "sequence_bias"], 0)
+UNAPPLIED |= dict.fromkeys(["begin_suppress_tokens", "min_length", "epsilon_cutoff", "eta_cutoff", "stop_strings"], 0)
+UNAPPLIED |= dict.fromkeys(["encoder_no_repeat_ngram_size", "exponential_decay_length_penalty"], 0)
 
 
 def eos_ids(settings: GenerationConfig) -> frozenset[int]:

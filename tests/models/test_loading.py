@@ -146,15 +146,22 @@ def test_what_is_no_fault_loads(copied, capsys):
 
 
 def test_settings_that_the_lab_leaves_out_are_named_once(copied, capsys):
-    penalties = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "top_p": 1.0, "bad_words_ids": [[5]]}
+    penalties = {
+        "repetition_penalty": 1.3,
+        "no_repeat_ngram_size": 2,
+        "top_p": 1.0,
+        "bad_words_ids": [[5]],
+        "min_length": 3,
+    }
     edited(copied / "target", "generation_config.json", **penalties)
     assert baseline_autoregressive.main(["--target", str(copied / "target"), *FLAGS, "--prompt", "class A:"]) == 0
     named = [line for line in capsys.readouterr().err.splitlines() if "generation settings" in line]
     assert len(named) == 1
-    for words in ("repetition_penalty 1.3", "no_repeat_ngram_size 2", "bad_words_ids [[5]]"):
+    for words in ("repetition_penalty 1.3", "no_repeat_ngram_size 2", "bad_words_ids [[5]]", "min_length 3"):
         assert words in named[0]
     assert "top_p" not in named[0]
     quiet = {"temperature": 1.0, "repetition_penalty": 1.0, "eos_token_id": [1, 2], "max_length": 50, "do_sample": True}
+    quiet |= {"min_length": 0, "encoder_repetition_penalty": 1.0, "epsilon_cutoff": 0.0, "suppress_tokens": None}
     assert generation.unapplied_settings(GenerationConfig(**quiet)) == ""
 
 
