@@ -153,6 +153,8 @@ class NgramDrafter(Lookup):
     """
 
     def __init__(self, longest: int = 4, shortest: int = 2, n_ids: int = sys.maxsize):
+        if not 1 <= shortest <= longest:
+            raise ValueError(f"need 1 <= shortest <= longest, got {shortest} and {longest}")
         self.longest, self.shortest, self.n_ids = longest, shortest, n_ids
         self.matched = 0  # tokens of the last match
         self._tokens: list[int] = []

@@ -87,7 +87,8 @@ def filled(args: argparse.Namespace) -> argparse.Namespace:
     if args.texts:
         defaults["max_new_tokens"] = ANSWER_TOKENS
     found = flags.with_defaults(args, defaults)
-    found.others = args.target == LAB_TARGET and size != "quick" and not args.alone
+    drafts_nothing = parsing.lengths(found.draft_length, "-k") == ([0], False)
+    found.others = args.target == LAB_TARGET and size != "quick" and not drafts_nothing and not args.alone
     return found
 
 

@@ -32,14 +32,14 @@ def make_parser(docstring: str, prog: str | None = None) -> Parser:
     return parser
 
 
-def number(kind: type, smallest: float, largest: float = 2**31 - 1):
-    """Return an argparse type: an int or float from `smallest` to `largest`."""
+def number(kind: type, smallest: float, largest: float = 2**31 - 1, or_else: str = ""):
+    """Return an argparse type: an int or float from `smallest` to `largest`. or_else: what else may be typed."""
 
     def parse(text: str) -> Any:
         try:
             value = kind(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a {'whole ' * (kind is int)}number") from None
+            raise argparse.ArgumentTypeError(f"{text!r} is not a {'whole ' * (kind is int)}number{or_else}") from None
         if not smallest <= value <= largest:
             what = f"too large, give {largest} or less" if value > largest else f"too small, give {smallest} or more"
             raise argparse.ArgumentTypeError(f"{value} is {what}")
@@ -71,20 +71,20 @@ def plain_name(text: str) -> str:
 
 
 def length_or_auto(text: str) -> int | str:
-    return AUTO if text.strip() == AUTO else at_least(0)(text)
+    return AUTO if text.strip() == AUTO else number(int, 0, or_else=" or auto")(text)
 
 
 def lengths(text: str, flag: str) -> tuple[list[int], bool]:
     """Read draft lengths with commas between them; `auto` may be one.  -> sorted numbers, whether auto is there"""
     words = [word.strip() for word in text.split(",")]
     others = [word for word in words if word != AUTO]
-    return numbers(",".join(others), int, 0, flag) if others else [], AUTO in words
+    return numbers(",".join(others), int, 0, flag, or_else=" or auto") if others else [], AUTO in words
 
 
-def numbers(text: str, kind: type, smallest: float, flag: str, largest: float = LARGEST) -> list:
+def numbers(text: str, kind: type, smallest: float, flag: str, largest: float = LARGEST, or_else: str = "") -> list:
     """Read a comma-separated list from the command line, sorted, without repeats."""
     try:
-        return sorted(set(map(number(kind, smallest, largest), text.split(","))))
+        return sorted(set(map(number(kind, smallest, largest, or_else), text.split(","))))
     except argparse.ArgumentTypeError as error:
         example = "2,4,8" if kind is int else "0,0.8"
         raise UsageProblem(f"{flag} {text}: {error}; give a list as in {flag} {example}") from None

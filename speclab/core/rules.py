@@ -50,9 +50,9 @@ def rule_of(name: str) -> Rule:
     if kind in RULES or kind in all_rules():
         made_from = RULES[kind].made_from
         with contextlib.suppress(ValueError):
-            if callable(made_from):
-                return made_from(argument)
-            if not colon:
-                return made_from
+            if callable(made_from) or not colon:
+                rule = made_from(argument) if callable(made_from) else made_from
+                assert not rule.law or rule.distance, f"{name}: a rule with another law must say its distance"
+                return rule
     usages = " or ".join(kind.usage for kind in RULES.values())
     raise UsageProblem(f"there is no accept rule {name!r}; give {usages}")

@@ -79,7 +79,9 @@ _KINDS: dict[str, Kind] = {}  # by name
 
 
 def add(usage: str, read: Callable[[str, str], Choice], help: str, is_lookup: bool = False) -> None:
-    _KINDS[re.split(r"[:\[]", usage)[0]] = Kind(usage, read, help, is_lookup)
+    name = re.split(r"[:\[]", usage)[0]
+    assert name not in _KINDS, f"there is a draft {name} already"
+    _KINDS[name] = Kind(usage, read, help, is_lookup)
 
 
 def add_lookup(name: str, make_lookup: Callable[..., Lookup] | str, help: str) -> None:

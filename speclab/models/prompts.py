@@ -103,16 +103,21 @@ def read_texts(name: str) -> list[tuple[str, Messages]]:
 
 def _text(entry: Any, stem: str) -> tuple[str, Messages]:
     """Check one line. Raises ValueError, with what is wrong."""
+    names = {"kind", "prompt", "messages"}
+    if not isinstance(entry, dict) or ("prompt" in entry) == ("messages" in entry) or entry.keys() - names:
+        raise ValueError('it is no JSON object with one of "prompt" and "messages", and perhaps "kind"')
+    if not isinstance(kind := entry.get("kind", stem), str):
+        raise ValueError("its kind is no word")
     try:
         messages = entry["messages"] if "messages" in entry else [{"role": "user", "content": entry["prompt"]}]
         said = [(message["role"], message["content"].strip()) for message in messages]
-        kind = " ".join(harmless(entry.get("kind", stem)).split())[:LONGEST_KIND]
     except (AttributeError, KeyError, TypeError):
-        raise ValueError('it has no "prompt", and no "messages" with a "role" and a "content" each') from None
+        raise ValueError('a text is none, or its messages have not a "role" and a "content" each') from None
     if not said or not all(role in ROLES and content for role, content in said):
         raise ValueError(f"a text is empty, or a role is none of {', '.join(ROLES)}")
     if said[-1][0] == "assistant":
         raise ValueError("its last message is the model's own, so there is nothing to answer")
+    kind = " ".join(harmless(kind).split())[:LONGEST_KIND]
     if kind in ("", "all"):  # which names a group of rows
         raise ValueError('its kind is empty, or "all"')
     return kind, messages

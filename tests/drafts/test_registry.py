@@ -48,6 +48,8 @@ def test_no_name_is_given_away_twice(table):
         read_all([])
     with pytest.raises(UsageProblem, match="takes no argument; give ngram"):
         read("ngram:3")
+    with pytest.raises(AssertionError, match="ngram already"):
+        add_lookup("ngram", Lookup, "nothing at all")
 
 
 def test_no_folder_takes_the_place_of_a_kind(tmp_path, monkeypatch):

@@ -165,6 +165,7 @@ def test_prompts_and_chats_of_a_file_go_into_the_template(tokenizer, tmp_path):
     [
         *([1], "x", None, {}, {"kind": "a"}, {"prompt": " "}, {"prompt": 1}, {"prompt": "a", "kind": "all"}),
         *({"prompt": "a", "kind": ""}, {"prompt": "a", "kind": 1}),
+        *({"prompt": "a", "messages": CHAT}, {"prompt": "a", "kinds": "b"}),
         *({"messages": []}, {"messages": [{"role": "user"}]}, {"messages": {}}),
         {"messages": [{"role": "tool", "content": "a"}]},
         {"messages": [{"role": "user", "content": ["a"]}]},

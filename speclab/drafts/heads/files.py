@@ -132,8 +132,11 @@ def decoder_of(found: dict[str, Any], usual: str) -> Any:
     for part in (found, said, *turns):
         if changed := [name for name in CHANGES if part.get(name) not in (None, 1, {})]:
             raise ValueError(f"{changed[0]} is {part[changed[0]]!r:.60}, which the lab does not compute; leave it out")
-    if kind not in BLOCKS or any(turn.get("rope_type", turn.get("type")) not in ROPE_TYPES for turn in turns):
-        raise ValueError(f"its model_type {kind!r:.60} or a rope_type is none that the lab computes")
+    if kind not in BLOCKS:
+        raise ValueError(f"its model_type is {kind!r:.60}; the lab computes {' and '.join(BLOCKS)}")
+    for turn in turns:
+        if (rope := turn.get("rope_type", turn.get("type"))) not in ROPE_TYPES:
+            raise ValueError(f"its rope_type is {rope!r:.60}; the lab computes {', '.join(filter(None, ROPE_TYPES))}")
     if (n := entry(said, "num_hidden_layers", int, 1)) > MOST_LAYERS:
         raise ValueError(f"num_hidden_layers is {n}; the lab reads at most {MOST_LAYERS}")
     block = BLOCKS[kind].from_dict(said)
