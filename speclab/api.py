@@ -63,7 +63,7 @@ def load(
 
     target: folder, hub name or lab:SIZE. draft: the same, "model" (the lab's own draft), "ngram" (prompt lookup), or
     another kind of `--draft`. device (auto, cpu, cuda, mps), dtype (auto, float32, bfloat16), engine (auto, c, graphs,
-    eager). Raises UsageProblem or EnvironmentProblem.
+    eager), threads (of a CPU). Raises UsageProblem or EnvironmentProblem.
     """
     if engine not in ENGINES:
         raise UsageProblem(f"there is no engine {engine!r}; choose one of {', '.join(ENGINES)}")

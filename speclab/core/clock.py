@@ -1,4 +1,5 @@
-"""Clocks for work that a device does later than the host queues it, without what Python's garbage collector takes."""
+"""The time that work takes on a device, which may do it after the call returns; and a pause of Python's garbage
+collector, whose seconds would count in it."""
 
 import contextlib
 import gc

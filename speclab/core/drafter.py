@@ -19,7 +19,8 @@ from speclab.core.sampling import GREEDY, Sampling
 
 
 class Drafter:
-    """Proposes tokens for one row of text. Where a drafter is made of others, its `parts` have the attributes."""
+    """Proposes tokens for one row of text. Where a drafter is made of others, the attributes
+    below describe each of its `parts`."""
 
     is_model = False  # it is a draft model with the target's ids
     draws = False  # its tokens are drawn from probabilities when sampling; else they are certain
@@ -27,7 +28,7 @@ class Drafter:
     branches = False  # its drafts have several tokens for one place
     chooses_length = False  # it chooses in every round how many tokens to draft
     longest_draft = sys.maxsize  # tokens
-    runs_target = False  # its draft runs a part of the target's pass, so a round costs something else than with others
+    runs_target = False  # its draft runs a part of the target's pass, and the verification only the rest of it
     asks_to_go_on = False  # it calls `keep_drafting` with the probability of each token: does it draft another one?
     keep_drafting: Callable[[float], bool] | None = None
     costs: dict[float, Any] | None = None  # of rounds by temperature, for a drafter that chooses by them

@@ -129,7 +129,7 @@ def load_setup(
         torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every shape, and a text has many
     tokenizer = tokenizer or loading.load_tokenizer(target)
     model = loading.load_model(target, where, precision, device_map=device_map)
-    if on_gpu:
+    if model.device.type == "cuda":
         torch.cuda.set_device(model.device)  # graphs and the clock's marks are of the current device
     fast, why = engine_choice.choose(model, engine)
     cached = CachedModel(model, max(tokenizer.get_vocab().values()) + 1, fast)

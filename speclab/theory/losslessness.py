@@ -36,7 +36,7 @@ class Divergence(NamedTuple):
     baseline_token: int
     speculative_token: int
     gap: float  # reference logit of the baseline's token minus that of the other
-    numerical: bool  # both lie so near the reference's top logit that rounding explains it
+    numerical: bool  # both tokens' logits lie so near the reference's top logit that rounding explains it
 
 
 def judge_divergence(
