@@ -37,7 +37,7 @@ from speclab.present.pictures import figures
 from speclab.present.pictures.figures import STYLES, Panel, Series, column, draw
 from speclab.present.report import COSTS
 from speclab.present.screen import noise_lines, provenance, remarks, rough_line
-from speclab.present.tables import Block, Lines, Markdown, Table, cells, speedup, temperature_name
+from speclab.present.tables import Block, Cell, Lines, Markdown, Table, cells, speedup, temperature_name
 from speclab.records.files import LabRun, Noise
 from speclab.records.rows import BASELINE, Amount, Count, Decoded, Facts, RecordPart
 from speclab.system.errors import UsageProblem, reports_problems
@@ -182,7 +182,8 @@ def text(run: PlanRun, markdown: bool = False) -> str:
     blocks: list[Block] = [Markdown("# The plan"), provenance(run), first] if markdown else [first]
     for fact in run.drafts:
         mark = functools.partial(_mark, fact)
-        columns = {"draft": _method, **cells("k", "tok/rnd", "α", "c", "v", "o"), "expected": _expected, "plan": mark}
+        columns: dict[str, Cell] = {"draft": _method} | cells("k", "tok/rnd", "α", "c", "v", "o")
+        columns |= {"expected": _expected, "plan": mark}
         blocks += [Lines([verdict(fact)]), Table(_of_draft(run, fact), columns)]
     return tables.show([*blocks, COSTS, Lines(noise_lines(run.noise))], markdown)
 
