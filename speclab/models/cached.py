@@ -58,7 +58,7 @@ class CachedModel:
         self.n_ids = embedded_ids(model)  # no other id can go into a pass
         self.vocab_size = min(vocab_size or n_rows, n_rows, self.n_ids)
         self.family = family_of(model)
-        self.room = with_table(self.family.room(model.config), model.get_decoder())
+        self.room = with_table(self.family.room(model.config), model)
         # Decoder layers whose outputs a draft reads. The baseline keeps them too, so both arms run on the same engine.
         self.hidden_layers: tuple[int, ...] = ()
         self._backend: Backend | None = None
