@@ -42,7 +42,7 @@ def test_joint_law_of_merged_drafts(rule):
     """Chains of a lookup and of two models, whose equal beginnings are one branch."""
     target = tiny("llama", vocab_size=IDS)
     models = [ModelDrafter(CachedModel(perturbed(target, noise))) for noise in (0.2, 0.6)]
-    check_law(Law(1.0, 6), target, MergedDrafter([NgramDrafter(2, 1), *models]), 4000, rule)
+    check_law(Law(1.0, 6), target, MergedDrafter([NgramDrafter(2, 1), *models]), 1200, rule)
 
 
 @pytest.mark.full
@@ -60,7 +60,7 @@ def test_joint_law_of_trees(kind, rule, sampled):
         "block": lambda: block_heads().BlockDrafter(block_heads().tiny_block_head(llama, markov_rank=4, std=0.7)),
     }
     tree = TreeDrafter(drafters[kind](), (2, 2), sampled)
-    check_law(Law(1.0, tree.n_tokens), target, tree, 4000, rule)
+    check_law(Law(1.0, tree.n_tokens), target, tree, 1200, rule)
 
 
 # --- a round ----------------------------------------------------------------------------------------------------------
