@@ -62,8 +62,9 @@ def drafter_of(kind: str, family: str):
 
 
 def test_widths_of_passes_are_those_of_the_decoder():
-    with counted_passes(target_of("encoder-decoder")) as widths:
-        target_of("encoder-decoder")(input_ids=PROMPT, decoder_input_ids=PROMPT[:, :3])
+    model = tiny_of("encoder-decoder")
+    with counted_passes(model) as widths:
+        model(input_ids=PROMPT, decoder_input_ids=PROMPT[:, :3])
     assert widths == [3]
 
 
