@@ -31,9 +31,7 @@ from tests.tiny_models import PlainTransformer, on_engine, perturbed, tiny
 
 IDS = 5  # vocabulary of the sampled models
 DEPTH = 4  # tokens looked at; their law is tested as tokens 1-3 and as tokens 2-4
-PROMPT = torch.tensor(
-    [[0, 1, 2, 3, 4, 0, 2, 4, 1, 3, 0]]
-)  # every token occurs early, so an n-gram of one is always found
+PROMPT = torch.tensor([[0, 1, 2, 3, 4, 0, 2, 4, 1, 3, 0]])  # every token occurs early, so an n-gram of one is found
 
 
 @dataclass(frozen=True)

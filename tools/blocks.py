@@ -69,7 +69,9 @@ def headline() -> str:
         "draft": lambda one: one[2].draft,
         "machine": lambda one: tables.Markdown(f"[{screen.hardware(one[0])}](results/{one[1].stem}.md)"),
         "k": lambda one: str(one[2].draft_length),
-        "speedup": lambda one: tables.Markdown(f"**{tables.speedup(one[2].speedup)}**"),
+        "speedup": lambda one: tables.Markdown(
+            f"**{tables.speedup(one[2].speedup)}**" + " unclear" * (one[2].verdict == "unclear")
+        ),
         "95 %": lambda one: tables.interval(one[2].speedup_low, one[2].speedup_high),
         "prompts": lambda one: str(one[2].n_prompts),
     }
@@ -188,6 +190,25 @@ def errors_by_record() -> str:
     return shown(found, cells)
 
 
+def rounds() -> str:
+    """What a greedy round of hybrid with k = 4 costs, and gives, in each part of the run of three limits."""
+    run = comparison(DEFAULT_RUN)
+    found = []
+    for part in filter(None, (run.eager, run, run.padded)):
+        base = next(row for row in part.rows if (row.method, row.prompt_kind) == ("baseline", "all"))
+        row = next(r for r in drafted(part) if (r.method, r.draft_length) == ("hybrid", 4))
+        costs = [(row.draft_cost or 0.0) * row.n_drafted / row.n_rounds, row.verify_cost or 0.0, row.overhead or 0.0]
+        found.append((screen.target_name(part), 1e3 * base.seconds / base.n_emitted, [*costs, sum(costs)], row))
+    cells: dict[str, tables.Cell] = {"target": lambda line: line[0], "a step, ms": lambda line: f"{line[1]:.3g}"}
+
+    def cost(i: int) -> tables.Cell:
+        return lambda line: f"{line[2][i]:.2f}"
+
+    cells |= {name: cost(i) for i, name in enumerate(("draft", "pass", "rest", "whole round"))}
+    cells |= {"tokens a round": lambda line: tables.number(line[3].tokens_per_round)}
+    return shown(found, cells | {"speedup": lambda line: tables.speedup(line[3].speedup)})
+
+
 def full(ladder: bool) -> str:
     """The greedy rows of the full run over all prompts: how fast they are, or why."""
     run = comparison(FULL_RUN)
@@ -243,6 +264,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "book-table": book_table,
     "errors": errors,
     "errors-by-record": errors_by_record,
+    "rounds": rounds,
     "full-from": lambda: tables.escaped(screen.provenance(comparison(FULL_RUN))),
     "full-rows": lambda: full(ladder=False),
     "full-ladder": lambda: full(ladder=True),

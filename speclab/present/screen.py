@@ -88,9 +88,14 @@ def timed(repeats: int) -> str:
 
 def padding_remark(run: LabRun) -> str | None:
     """This text must stand beside every number of a padded target; any other target has none."""
-    target, drafts = run.settings["target"], ", ".join(filter(padding.is_lab_size, run.models))
-    said = f"{target} is {padding.describe_padding(target)}." if padding.is_lab_size(target) else None
-    return said and said + f" Its draft model is padded, too: {drafts}." * bool(drafts)
+    target = run.settings["target"]
+    if not padding.is_lab_size(target):
+        return None
+    padded = [name for name in run.models if padding.is_lab_size(name)]
+    small = [name for name in run.models if name not in ("target", *padded)]  # lookups and hybrids are not among them
+    said = f"{target} is {padding.describe_padding(target)}."
+    said += f" Its draft model is padded, too: {', '.join(padded)}." * bool(padded)
+    return said + f" Not padded, as small as for the lab's target: {', '.join(small)}." * bool(small)
 
 
 def small_print(run: Head) -> str:
@@ -290,22 +295,20 @@ def ladder_line(run: ComparisonRun) -> str | None:
 
 
 def between(row: Row) -> str:
-    """Name the two largest factors between the formula and the row's speedup, as the end of a line about both.
+    """Name the factors between the formula and the row's speedup that move it by more than a tenth, as the end of a
+    line about both.
 
-    That of the others is computed from the numbers as they are printed: the product rounds to the printed speedup.
+    That of the others is computed from the numbers as they are printed, so that the product is the printed speedup.
     """
     known = [item for item in factors(row).items() if item[0] not in ("all else", "everything else")]
-    largest = sorted(known, key=lambda item: -abs(math.log(max(item[1], 1e-9))))[:2]
-    said = math.prod([round(row.book_formula or 0.0, 2), *(round(factor, 2) for _, factor in largest)])
-    named = ", ".join(f"x{factor:.2f} {name}" for name, factor in largest)
-    return f"; between them: {named}, x{round(row.speedup, 2) / said:.3f} all others" if known and said else ""
+    large = [item for item in known if abs(math.log(max(item[1], 1e-9))) > math.log(1.1)]
+    said = math.prod([round(row.book_formula or 0.0, 2), *(round(factor, 2) for _, factor in large)])
+    named = "".join(f"x{factor:.2f} {name}, " for name, factor in large)
+    return f"; between them: {named}x{round(row.speedup, 2) / said:.4g} all others" if known and said else ""
 
 
 def loops_line(run: ComparisonRun) -> str | None:
     """Say how many greedy texts end in repetition; None where none does."""
-    n, cut = (
-        run.prompts.get("n_cut", run.prompts.get("n_looping")),
-        "n_cut" in run.prompts,
-    )  # older records have no cuts
+    n, cut = run.prompts.get("n_cut", run.prompts.get("n_looping")), "n_cut" in run.prompts  # older records: no cuts
     what = "and count only up to where it begins" if cut else "which is easy to draft and raises acceptance"
     return f"{target_name(run)}: {n} of {run.prompts['n']} greedy texts end in repetition, {what}" if n else None

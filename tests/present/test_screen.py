@@ -89,7 +89,7 @@ def product_of(line: str) -> float:
     """What a reader gets who multiplies the numbers of a line, as they are printed."""
     book = float(re.search(r"says (\d+\.\d+)x", line)[1])
     found = re.findall(r"\bx(\d+\.\d+) ", line.partition("between them: ")[2])
-    assert len(found) == 3
+    assert 1 <= len(found) <= 1 + len(EFFECTS)
     assert line.endswith(" all others")
     return book * math.prod(map(float, found))
 
@@ -112,7 +112,7 @@ def test_the_factors_of_a_line_multiply_to_the_measured_speedup(path):
 def test_any_factors_multiply_to_the_measured_speedup(effects):
     row = make_row(effects=tuple(effects))
     line = f"says {tables.speedup(row.book_formula)}{screen.between(row)}"
-    assert f"{product_of(line):.2f}x" == tables.speedup(row.speedup), line
+    assert product_of(line) == pytest.approx(round(row.speedup, 2), rel=1e-3), line
 
 
 def test_factors_belong_to_their_rungs():
