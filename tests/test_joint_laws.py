@@ -117,8 +117,7 @@ def p_values(seen: Tensor, law: Tensor) -> tuple[float, float]:
 
 @functools.cache
 def models_of(family: str) -> tuple[torch.nn.Module, torch.nn.Module]:
-    """A target and a draft, chosen so that the classic mistakes shift the law by much more than the statistics can
-    miss."""
+    """A target and a draft: the classic mistakes shift this law by much more than the statistics can miss."""
     target = PlainTransformer(IDS, seed=3) if family == "plain" else tiny(family, dtype=torch.float32, vocab_size=IDS)
     return target, perturbed(target, 0.4 if family == "plain" else 0.2)
 
@@ -160,10 +159,7 @@ def check_law(law: Law, target: torch.nn.Module | CachedModel, drafter, n_draws:
     ids=str,
 )
 def test_joint_law(law, n_draws):
-    """Any bias of drafting, acceptance, correction, bonus or rollback shows in the joint law of three tokens.
-
-    tests/test_filtered_laws.py enumerates a round with every kind of draft; this goes on over many rounds.
-    """
+    """Any bias of drafting, acceptance, correction, bonus or rollback shows in the joint law of three tokens."""
     check_law(law, *sampled_pair(law.draft), n_draws)
 
 
