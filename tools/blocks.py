@@ -79,7 +79,7 @@ def headline() -> str:
 
 
 def first_run() -> str:
-    """The first screen of a run, without some of its rows and lines."""
+    """Return the first screen of a run, without some of its rows and lines."""
     return f"```text\n{LEFT_OUT.sub('', screen.screen(comparison(DEFAULT_RUN)))}```"
 
 
@@ -173,7 +173,7 @@ def errors() -> str:
 
 
 def errors_by_record() -> str:
-    """The error of the forecast in several comparisons, and how long a decode step takes there."""
+    """Return the error of the forecast in several comparisons, and how long a decode step takes there."""
     found = []
     for path in (FULL_RUN, GPU_RUN, REAL_RUN, TREES_RUN):
         run = comparison(path)
@@ -191,7 +191,7 @@ def errors_by_record() -> str:
 
 
 def rounds() -> str:
-    """What a greedy round of hybrid with k = 4 costs, and gives, in each part of the run of three limits."""
+    """Return what a greedy round of hybrid with k = 4 costs and gives in each part of the run of three limits."""
     run = comparison(DEFAULT_RUN)
     found = []
     for part in filter(None, (run.eager, run, run.padded)):

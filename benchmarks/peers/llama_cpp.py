@@ -46,7 +46,7 @@ PLAIN, SPECULATIVE, TOKENIZE = "llama-completion", "llama-speculative-simple", "
 NEEDED = (PLAIN, SPECULATIVE, TOKENIZE)
 NO_TOKEN = -1  # stands where a text ends before the budget
 SECONDS = 900  # seconds after which a program counts as hanging
-OTHER_LINES = "llama.cpp prints other lines than the version that is known; leave --llama-cpp away"
+OTHER_LINES = "llama.cpp prints other lines than the version that is known; leave out --llama-cpp"
 MILLISECONDS = r" time = +([\d.]+) ms"
 
 
@@ -77,7 +77,7 @@ def read_speculative(out: bytes, err: str, prompt: bytes, budget: int) -> Genera
     drafted, accepted = (int(_number(rf"n_{what} += (\d+)", err)) for what in ("drafted", "accept"))
     head = b"\n\n" + prompt
     if not out.startswith(head):
-        raise EnvironmentProblem(f"{SPECULATIVE} shows another prompt than it was given; leave --llama-cpp away")
+        raise EnvironmentProblem(f"{SPECULATIVE} shows another prompt than it was given; leave out --llama-cpp")
     counts = Counts(int(n) - accepted, drafted, accepted, n_emitted=budget - 1)  # a round: the accepted, and one more
     text = out.removeprefix(head).removesuffix(b"\n\n\n\n")
     return Generated(text, encoded / encode_rate + 1 / rate, (budget - 1) / rate, counts)
@@ -140,11 +140,11 @@ class Programs:
                 command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, env=startup.environment()
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise EnvironmentProblem(f"{program} cannot be run: {error}; leave --llama-cpp away") from None
+            raise EnvironmentProblem(f"{program} cannot be run: {error}; leave out --llama-cpp") from None
         err = done.stderr.decode(errors="replace")
         if done.returncode:
             last = harmless(" ".join((err.strip().splitlines() or [""])[-1].split()))
-            raise EnvironmentProblem(f"{program} ended with {done.returncode}: {last}; leave --llama-cpp away")
+            raise EnvironmentProblem(f"{program} ended with {done.returncode}: {last}; leave out --llama-cpp")
         return done.stdout, err
 
     def file(self, prompt: str) -> Path:
@@ -164,7 +164,7 @@ class Programs:
             if read_ids(out) != prompt.id_list:
                 template = "; try --no-chat, or" if prompt.chat else ";"
                 raise UsageProblem(
-                    f"llama.cpp makes other ids of a {prompt.kind} prompt{template} leave --llama-cpp away"
+                    f"llama.cpp makes other ids of a {prompt.kind} prompt{template} leave out --llama-cpp"
                 )
 
     def generate(self, prompt: str, draft_length: int, budget: int) -> Generated:
@@ -184,7 +184,7 @@ def programs(
     """The programs of llama.cpp with this pair, as files that are given, or that exist only while this is open. Raises
     a Problem where it cannot decode the pair as the lab does."""
     if lacking := ", ".join(program for program in NEEDED if not shutil.which(program)):
-        raise EnvironmentProblem(f"{lacking} not on the PATH; build llama.cpp, or leave --llama-cpp away")
+        raise EnvironmentProblem(f"{lacking} not on the PATH; build llama.cpp, or leave out --llama-cpp")
     if setup.device.type != "cpu" or setup.dtype_name != "float32":
         raise UsageProblem("llama.cpp is compared on the CPU in float32; use --device cpu --dtype float32")
     with tempfile.TemporaryDirectory(prefix="speclab-") as name:

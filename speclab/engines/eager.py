@@ -63,8 +63,8 @@ class Window(NamedTuple):
 
 
 def window_of(model: PreTrainedModel) -> Window | None:
-    """Of its layers with a sliding window; None where no layer has one. Raises NoFastBackend where they differ, or are
-    no windows that move with every token."""
+    """Return the sliding window of the layers that have one; None where none has. Raises NoFastBackend where windows
+    differ, or do not move with every token."""
     kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
     if "chunked_attention" in kinds:
         raise NoFastBackend("some of its layers read chunks of the text")

@@ -112,7 +112,7 @@ def _text(entry: Any, stem: str) -> tuple[str, Messages]:
         messages = entry["messages"] if "messages" in entry else [{"role": "user", "content": entry["prompt"]}]
         said = [(message["role"], message["content"].strip()) for message in messages]
     except (AttributeError, KeyError, TypeError):
-        raise ValueError('a text is none, or its messages have not a "role" and a "content" each') from None
+        raise ValueError('a prompt is no text, or a message lacks its "role" or its "content"') from None
     if not said or not all(role in ROLES and content for role, content in said):
         raise ValueError(f"a text is empty, or a role is none of {', '.join(ROLES)}")
     if said[-1][0] == "assistant":

@@ -102,9 +102,7 @@ class Decoded(ArmCounts):
     branches: bool | None = None  # whether the draft is a tree; absent: it is none
     loops: bool | None = None  # whether a greedy text of the baseline ends in repetition and is cut where that begins
     lossy_rule: str | None = None  # that judged its drafted tokens; absent: a lossless one did, or there were none
-    distance: Amount | None = (
-        None  # with a lossy rule, the sum of speclab/extensions/rules/distance.py; absent: not measured
-    )
+    distance: Amount | None = None  # with a lossy rule, the sum of extensions/rules/distance.py; absent: not measured
     texts: list[list[int]] = field(default_factory=list)  # new tokens; no record holds them
 
     @classmethod

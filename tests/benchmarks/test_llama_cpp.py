@@ -60,9 +60,9 @@ def test_the_times_of_the_speculative_program():
 
 
 def test_another_version_is_one_line():
-    with pytest.raises(EnvironmentProblem, match=r"other lines .*; leave --llama-cpp away"):
+    with pytest.raises(EnvironmentProblem, match=r"other lines .*; leave out --llama-cpp"):
         llama_cpp.read_plain(b"", PLAIN.replace("eval time", "evaluation"), 48)
-    with pytest.raises(EnvironmentProblem, match=r"other lines .*; leave --llama-cpp away"):
+    with pytest.raises(EnvironmentProblem, match=r"other lines .*; leave out --llama-cpp"):
         llama_cpp.read_speculative(b"\n\nx", SPECULATIVE.replace("decoded", "made"), b"x", 48)
 
 

@@ -35,7 +35,7 @@ WIDEST = 64  # passes up to this width take their mask from a table
 
 
 def kv_shapes(model: PreTrainedModel) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """What each layer keeps of a token: (kv heads, head width) of its keys and of its values."""
+    """Return what each layer keeps of a token: (kv heads, head width) of its keys and of its values."""
     if why := family_of(model).why_eager:
         raise NoFastBackend(why)
     layers = cached_layers(model)
@@ -67,7 +67,7 @@ class WrittenInPlace(CacheLayerMixin):
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Rows that attention reads, and where they start."""
+        """Return how many rows attention reads, and where they start."""
         return self.keys.shape[2], 0
 
     def get_seq_length(self) -> int:

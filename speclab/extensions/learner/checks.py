@@ -171,7 +171,7 @@ def hints(exercise: Exercise) -> dict[str, list[str]]:
 
 
 def function_with_hints(exercise: Exercise) -> str | None:
-    """The function, or the check, whose hints help next: what the first failing check uses, or what is still open."""
+    """Return the function or check whose hints help next: what the first failing check uses, or what is open."""
     names = [name.rpartition(".")[2] for name in exercise.open_functions]
     if exercise.failed:
         first = exercise.failed[0]
@@ -200,7 +200,7 @@ def summary(chosen: list[Exercise]) -> str:
 
 
 def report(exercise: Exercise) -> str:
-    """A line for each check of an exercise, and what is wrong, once for each mistake that has a name."""
+    """Return a line for each check of an exercise, and what is wrong, once for each mistake that has a name."""
     lines = [f"Exercise {exercise.number}: {exercise.title}   [{exercise.status}]", ""]
     width, said, indent = max(len(check.name) for check in exercise.checks), set[str](), " " * 9
     for check in exercise.checks:
