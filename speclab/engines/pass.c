@@ -36,7 +36,11 @@
 #define PAGE 64  /* tokens of one text in one page of the cache */
 #define MOST (L == 16 ? 8 : 7) /* tokens whose sums are in registers at once */
 #define CHUNK 16 /* blocks of a matrix that stay in the processor's cache while many tokens use them */
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
 #define UNROLL _Pragma("GCC unroll 16")
+#endif
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float vec __attribute__((vector_size(4 * L)));
