@@ -45,7 +45,7 @@ def library(kinds: int, more: tuple[str, ...] = ()) -> ctypes.CDLL:
         return _library([*command, THREADS])
     except NoFastBackend:
         found = _library(command)
-        note("the C compiler compiles it without OpenMP alone, so a pass takes one thread; with gcc it takes all")
+        note("compiled without OpenMP, so a pass takes one thread; install gcc, or libomp-dev for clang, to use all")
         return found
 
 
