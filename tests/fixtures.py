@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from speclab.models import memory
 from speclab.present.pictures import figures
-from speclab.system import cores
+from speclab.system import startup
 from speclab.theory import attribution
 from tests.llamas import VOCAB, tiny_llama
 from training.pair import train_tokenizer
@@ -37,7 +37,7 @@ def quiet_machine(monkeypatch) -> None:
     monkeypatch.setattr(attribution, "FURTHEST", math.inf)
     monkeypatch.setattr(memory, "LARGE", 2**20)
     monkeypatch.setattr(figures, "DPI", 40)
-    monkeypatch.setattr(cores, "AT_START", 0.0)
+    monkeypatch.setattr(startup, "LOAD", 0.0)
 
 
 @pytest.fixture

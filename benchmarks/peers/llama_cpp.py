@@ -16,6 +16,7 @@ The programs tell no ids. Theirs are the baseline's as far as the texts agree, a
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -135,10 +136,9 @@ class Programs:
     def run(self, program: str, *words: object) -> tuple[bytes, str]:
         """Run a program.  -> its standard output and its standard error. Raises EnvironmentProblem where it fails."""
         command = [program, "-m", str(self.target), *map(str, words)]
+        own = {name: value for name, value in os.environ.items() if name not in startup.SET}
         try:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, env=startup.environment()
-            )
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, env=own)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise EnvironmentProblem(f"{program} cannot be run: {error}; leave out --llama-cpp") from None
         err = done.stderr.decode(errors="replace")

@@ -15,7 +15,7 @@ from speclab.models.engine_choice import ENGINES
 from speclab.models.loading import LAB_TARGET
 from speclab.models.prompts import LAB_TEXTS, Prompt
 from speclab.models.setup import Setup, load_setup
-from speclab.system import cores
+from speclab.system import startup
 from speclab.system.errors import UsageProblem
 from speclab.system.files import shown
 from speclab.system.paths import OUTPUT
@@ -141,7 +141,7 @@ def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Se
     tokenizer = loading.load_tokenizer(args.target)
     given = read_prompts(args, tokenizer)
     setup = setup_from(args, temperature, tokenizer)
-    if setup.device.type == "cpu" and (busy := cores.busy()):
+    if setup.device.type == "cpu" and (busy := startup.busy()):
         note(f"busy    {busy}")
     return setup, given
 

@@ -4,6 +4,7 @@ python -m speclab.extensions
 python -m speclab.extensions.NAME --help   # one of them
 """
 
+import importlib
 import sys
 
 from tabulate import tabulate
@@ -17,8 +18,11 @@ from speclab.system.errors import reports_problems
 def main(argv: list[str] | None = None) -> int:
     """Print the list.  -> exit code"""
     parsing.make_parser(__doc__, f"python -m {extensions.PACKAGE}").parse_args(argv)
-    commands = sorted(extensions.commands().items())
-    rows = [(f"python -m {extensions.PACKAGE}.{name}", line[:1].lower() + line[1:]) for name, line in commands]
+    rows = []
+    for name in sorted(extensions.names("__main__")):
+        package = f"{extensions.PACKAGE}.{name}"
+        line = (importlib.import_module(package).__doc__ or "").split("\n")[0].removesuffix(".")
+        rows.append((f"python -m {package}", line[:1].lower() + line[1:]))
     print(tabulate(rows, tablefmt="plain") or "No extension is here.")
     return 0
 

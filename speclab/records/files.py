@@ -22,7 +22,7 @@ import torch
 from pydantic import TypeAdapter
 
 from speclab.records.rows import Amount, Count, Decoded, Facts, Noise, RecordPart, Row, as_written
-from speclab.system import cores
+from speclab.system import startup
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.files import read_bytes, shown
 from speclab.system.paths import IS_CLONE, ROOT
@@ -84,7 +84,7 @@ def machine(device: torch.device) -> Facts:
         "system": platform.system(),
     }
     if device.type == "cpu":  # whether other work used the cores before the run, and the load of the minute before
-        found["probe"] = {"free": cores.busy() is None, "load": cores.AT_START}
+        found["probe"] = {"free": startup.busy() is None, "load": startup.LOAD}
     return found
 
 

@@ -43,7 +43,9 @@ def reports_problems(main: Callable[..., int | None]) -> Callable[..., int]:
 
     @functools.wraps(main)
     def wrapped(*args: Any, **kwargs: Any) -> int:
-        terminal.open_streams()
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure") and stream.errors in ("strict", "surrogateescape"):
+                stream.reconfigure(errors="replace")  # what the encoding of an output lacks
         with contextlib.suppress(ValueError):  # no thread but the main one may set handlers
             for number in (signal.SIGINT, signal.SIGTERM):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # a job in the background may ignore Ctrl-C

@@ -13,13 +13,7 @@ from types import ModuleType
 PACKAGE = "speclab.extensions"
 
 
-def commands() -> dict[str, str]:
-    """Return the names of the extensions that have a command, each with the line that its package says of it."""
-    lines = {name: importlib.import_module(f"{PACKAGE}.{name}").__doc__ or "" for name in _with("__main__")}
-    return {name: line.split("\n")[0].removesuffix(".") for name, line in lines.items()}
-
-
-def _with(module: str) -> list[str]:
+def names(module: str) -> list[str]:
     """Return the names of the extensions that have a module of this name; nothing is imported."""
     places = importlib.import_module(PACKAGE).__path__
     return [file.parent.name for place in places for file in sorted(Path(place).glob(f"*/{module}.py"))]
@@ -27,4 +21,4 @@ def _with(module: str) -> list[str]:
 
 @functools.cache
 def modules(name: str) -> list[ModuleType]:
-    return [importlib.import_module(f"{PACKAGE}.{extension}.{name}") for extension in _with(name)]
+    return [importlib.import_module(f"{PACKAGE}.{extension}.{name}") for extension in names(name)]

@@ -1,4 +1,5 @@
-"""Imported first by every script: says within a second what takes so long, and makes Ctrl-C during it one line.
+"""Imported first by every script: says within a second what takes so long, makes Ctrl-C during it one line, and knows
+whether other work uses the machine.
 
 `reports_problems` takes over when main() runs. A module that is no script gets neither. Both tell the threads of OpenMP
 to sleep between their jobs: by default a thread tests for milliseconds whether there is a next job, and beside another
@@ -14,19 +15,27 @@ from importlib.util import find_spec
 from speclab.system.terminal import note
 
 
+SHARE = 0.5  # of the cores in use by other work, from which on times may be rough
+# Of the last minute, before this program has done any work of its own; Windows has none.
+LOAD: float | None = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def busy() -> str | None:
+    """Return one line about the load average; None where it is low or not known."""
+    n_cores = os.cpu_count() or 1
+    if LOAD is None or SHARE * n_cores >= LOAD:
+        return None
+    return f"other work uses this machine (load average {LOAD:.1f} on {n_cores} cores), so times may be rough"
+
+
 def _leave(*_: object) -> None:
     note("stopped")
     os._exit(130)
 
 
-def environment() -> dict[str, str]:
-    """Return the environment for programs that are not the lab's: without what is set here."""
-    return {name: value for name, value in os.environ.items() if name not in SET}
-
-
 # Read when torch is loaded. A thread tests 5,000 times, some 50 us, before it sleeps: waking it takes as long.
 OF_THREADS = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "5000"}
-SET = {name for name in OF_THREADS if name not in os.environ}
+SET = {name for name in OF_THREADS if name not in os.environ}  # programs that are not the lab's do without these
 os.environ.update({name: OF_THREADS[name] for name in SET})
 
 _frame = sys._getframe(1)  # of the module that imports this one

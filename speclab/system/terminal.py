@@ -47,10 +47,3 @@ def progress(total: int, unit: str, title: str) -> Any:
     if bar.disable:
         note(f"{title}: {total} {unit}s")
     return bar
-
-
-def open_streams() -> None:
-    """Replace what the encoding of an output lacks instead of raising an error."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure") and stream.errors in ("strict", "surrogateescape"):
-            stream.reconfigure(errors="replace")

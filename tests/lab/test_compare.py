@@ -16,7 +16,7 @@ from speclab.lab.bench import Bench
 from speclab.present.pictures import plots
 from speclab.records import files
 from speclab.records.files import SCHEMA_VERSION
-from speclab.system import cores
+from speclab.system import startup
 from speclab.system.errors import EnvironmentProblem
 
 GREEDY = ("--draft", "ngram", "-k", "2", "--temperature", "0")
@@ -169,15 +169,15 @@ def test_a_fault_in_what_a_picture_shows_loses_no_table_and_no_record(run, monke
 @pytest.fixture
 def busy(monkeypatch) -> str:
     """Other work was on all cores when the program began.  -> what is said of it"""
-    monkeypatch.setattr(cores, "AT_START", 2.0 * (os.cpu_count() or 1))
-    return f"load average {cores.AT_START:.1f}"
+    monkeypatch.setattr(startup, "LOAD", 2.0 * (os.cpu_count() or 1))
+    return f"load average {startup.LOAD:.1f}"
 
 
 def test_a_busy_machine_is_said_before_and_after_and_marked(run, busy, monkeypatch):
     ran = run(*GREEDY)
     (line,) = [line for line in ran.err.splitlines() if line.startswith("busy")]
     assert busy in line
-    assert ran.record.machine["probe"] == {"free": False, "load": cores.AT_START}
+    assert ran.record.machine["probe"] == {"free": False, "load": startup.LOAD}
     for text in (ran.out, ran.page):
         assert "BUSY" in text
         assert busy in text

@@ -1,10 +1,12 @@
 """How extensions are found, and that a broken one is not hidden."""
 
+import re
 import sys
 
 import pytest
 
 from speclab import extensions as package
+from speclab.extensions.__main__ import main
 from speclab.system import extensions
 
 
@@ -35,12 +37,14 @@ def test_a_new_folder_is_found_and_imported_once(folder):
     assert [module.NAMES for module in extensions.modules("planted")] == [["one"]]
 
 
-def test_the_line_of_a_command_is_that_of_its_package(folder):
+def test_the_line_of_a_command_is_that_of_its_package(folder, capsys):
     line = '"""Does one thing.\n\nAnd more is said of it."""\n'
     write(folder, "one", line, __main__="raise KeyError")
     write(folder, "other", line, planted="")
-    assert extensions.commands()["one"] == "Does one thing"
-    assert "other" not in extensions.commands()
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^python -m speclab\.extensions\.one +does one thing$", out, re.MULTILINE)
+    assert "other" not in out
 
 
 def test_a_broken_extension_is_not_hidden(folder):

@@ -44,7 +44,7 @@ def run(package: str, numbers: list[int], words: list[str]) -> int:
     """
     name, rest = (Path(words[0]).name, words[1:]) if words else ("", [])
     place = name.removesuffix(".py") if name in SCRIPTS else f"{extensions.PACKAGE}.{name}.__main__"
-    script: Any = importlib.import_module(place) if name in {*SCRIPTS, *extensions.commands()} else None
+    script: Any = importlib.import_module(place) if name in {*SCRIPTS, *extensions.names("__main__")} else None
     usable = SCRIPTS.get(name, set())
     if name == "compare.py":  # the drafts that exercises are about, at one size
         rest = ["--alone", "--draft", compare.USUAL_DRAFTS, *rest]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from speclab.system import cores
+from speclab.system import startup
 
 
 @pytest.mark.parametrize(
@@ -10,7 +10,7 @@ from speclab.system import cores
     [(0.0, 2, False), (1.0, 2, False), (1.1, 2, True), (9.0, 64, False), (0.6, 1, True), (None, 2, False)],
 )
 def test_a_loaded_machine_is_named(monkeypatch, average, n_cores, busy):
-    monkeypatch.setattr(cores, "AT_START", average)
-    monkeypatch.setattr(cores.os, "cpu_count", lambda: n_cores)
-    line = cores.busy()
+    monkeypatch.setattr(startup, "LOAD", average)
+    monkeypatch.setattr(startup.os, "cpu_count", lambda: n_cores)
+    line = startup.busy()
     assert busy == (line is not None and f"{average:.1f}" in line and "\n" not in line)
