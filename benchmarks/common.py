@@ -16,8 +16,7 @@ from speclab.records import files
 from speclab.records.files import Head
 from speclab.system import terminal
 from speclab.system.errors import UsageProblem
-from speclab.system.files import check_writable, shown, write_all, write_whole
-from speclab.system.paths import OUTPUT
+from speclab.system.files import OUTPUT, check_writable, shown, write_all, write_whole
 
 
 @dataclass(kw_only=True)

@@ -35,8 +35,7 @@ from speclab.models import loading
 from speclab.models.padding import is_lab_size
 from speclab.system import terminal
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.files import check_writable, write_whole
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT, check_writable, write_whole
 from speclab.system.terminal import note
 
 SIZES = "lab:8b:v128256,lab:1b,lab"

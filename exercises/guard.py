@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 
 PACKAGES = ("solutions", "exercises")  # where the functions are
 SECONDS = 30  # by the clock, for one call in a run

@@ -23,8 +23,7 @@ from exercises import Todo
 from exercises.guard import PACKAGES, SECONDS, NeverEnds, at_most, in_one_line
 from speclab.cli import parsing
 from speclab.system.errors import EnvironmentProblem, Problem, reports_problems
-from speclab.system.files import shown
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT, shown
 from speclab.system.terminal import say
 
 PATH = ROOT / "exercises" / "serving_transcript.json"

@@ -11,7 +11,7 @@ import pytest
 
 from speclab import load, speculate
 from speclab.core.counts import Counts
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 
 PAGE = ROOT / "docs" / "python.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 
 MOST_FILES = 17  # with code, that `import optimized_speculative` loads
 UPPER = ("records", "theory", "lab", "present", "cli")

@@ -9,7 +9,7 @@ from typing import Any
 from speclab.present import report, screen, tables
 from speclab.records.files import ComparisonRun, read
 from speclab.records.rows import Row
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 from speclab.theory.formulas import book_formula, expected_tokens_per_round
 from speclab.theory.ladder import prediction_errors, prediction_rows
 

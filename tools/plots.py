@@ -19,8 +19,7 @@ from speclab.cli import parsing
 from speclab.present.pictures import plots
 from speclab.records.files import ComparisonRun, read
 from speclab.system.errors import reports_problems
-from speclab.system.files import write_all
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT, write_all
 from tools import chapter_pictures
 
 RESULTS, PLOTS = ROOT / "results", ROOT / "plots"

@@ -20,8 +20,7 @@ import sys
 
 from speclab.cli import parsing
 from speclab.system.errors import EnvironmentProblem, reports_problems
-from speclab.system.files import write_all, write_whole
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT, write_all, write_whole
 from tools.blocks import BLOCKS
 
 README = ROOT / "README.md"

@@ -17,8 +17,7 @@ from speclab.models.prompts import LAB_TEXTS, Prompt
 from speclab.models.setup import Setup, load_setup
 from speclab.system import startup
 from speclab.system.errors import UsageProblem
-from speclab.system.files import shown
-from speclab.system.paths import OUTPUT
+from speclab.system.files import OUTPUT, shown
 from speclab.system.terminal import note
 
 DEVICES, DTYPES = ("auto", "cpu", "cuda", "mps"), ("auto", "float32", "bfloat16")

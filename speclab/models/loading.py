@@ -32,7 +32,7 @@ from speclab.models.generation import eos_ids
 from speclab.models.memory import why_eager
 from speclab.system import extensions
 from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem, is_out_of_memory
-from speclab.system.paths import DATA
+from speclab.system.files import DATA
 from speclab.system.terminal import harmless, note
 
 MODELS = DATA / "models"

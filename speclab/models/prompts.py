@@ -20,10 +20,9 @@ from transformers import PreTrainedTokenizerBase
 
 from speclab.system import files
 from speclab.system.errors import EnvironmentProblem, UsageProblem, first_line
-from speclab.system.paths import DATA
 from speclab.system.terminal import harmless
 
-PROMPTS = DATA / "prompts"
+PROMPTS = files.DATA / "prompts"
 LAB_TEXTS = tuple(sorted(path.stem for path in PROMPTS.glob("*.jsonl")))
 KINDS = ("code", "prose", "copy")
 EMPTY = "a prompt is empty; give at least one word, for example 'def main():'"

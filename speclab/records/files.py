@@ -24,8 +24,7 @@ from pydantic import TypeAdapter
 from speclab.records.rows import Amount, Count, Decoded, Facts, Noise, RecordPart, Row, as_written
 from speclab.system import startup
 from speclab.system.errors import EnvironmentProblem
-from speclab.system.files import read_bytes, shown
-from speclab.system.paths import IS_CLONE, ROOT
+from speclab.system.files import IS_CLONE, ROOT, read_bytes, shown
 
 SCHEMA_VERSION = 2
 LARGEST = 16 * 2**20  # bytes of a record; the longest of all runs here has half a million

@@ -1,4 +1,5 @@
-"""Files: read up to a limit, checked before anything is measured, written whole or not at all; and the cache folder."""
+"""Files: read up to a limit, checked before anything is measured, written whole or not at all; and the places of the
+lab's own files and of results."""
 
 import contextlib
 import errno
@@ -11,6 +12,11 @@ from pathlib import Path
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.terminal import note
 
+_PACKAGE = Path(__file__).resolve().parent.parent
+ROOT = _PACKAGE.parent  # of the clone; of an installed package the folder that it was installed into
+IS_CLONE = (ROOT / "models" / "lab-pair").is_dir()
+DATA = ROOT if IS_CLONE else _PACKAGE / "data"  # holds models/lab-pair and prompts
+OUTPUT = ROOT if IS_CLONE else Path.cwd()  # holds results and plots
 CACHE = "SPECLAB_CACHE"  # the environment variable that names another cache folder
 
 

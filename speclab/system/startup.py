@@ -14,7 +14,6 @@ from importlib.util import find_spec
 
 from speclab.system.terminal import note
 
-
 SHARE = 0.5  # of the cores in use by other work, from which on times may be rough
 # Of the last minute, before this program has done any work of its own; Windows has none.
 LOAD: float | None = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
@@ -45,8 +44,7 @@ if _frame.f_globals["__name__"] == "__main__":
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background may ignore it
         signal.signal(signal.SIGINT, _leave)
     if missing := [name for name in ("torch", "transformers") if find_spec(name) is None]:
-        from speclab.system.files import shown  # here: a round does without these
-        from speclab.system.paths import ROOT
+        from speclab.system.files import ROOT, shown  # here: a round does without these
 
         listed = shlex.quote(shown(ROOT / "requirements.txt"))
         note(f"error: {missing[0]} is not installed for this Python; type: pip install -r {listed}")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 from tests.cli.bad_inputs import ROWS, USUAL, Row, places
 
 ADVICE = (

@@ -20,7 +20,7 @@ from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.models.padding import Shape, pad_to
 from speclab.system.errors import EnvironmentProblem, UsageProblem
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 from tests.decoding import speculative_rounds
 from tests.heads import prompts, tiny_head
 from tests.tiny_models import VOCAB, tiny

@@ -23,7 +23,7 @@ import pytest
 
 from exercises import Todo
 from exercises.guard import LONGEST, NeverEnds, at_most, cut, is_learners_file, text_of
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 from tests.edits import Edit, edited, edits_in
 from tests.exercises.conftest import in_words, returning_something
 

@@ -36,7 +36,7 @@ from exercises.guard import (
     still_running,
     text_of,
 )
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 
 SECONDS = 20  # by the clock, for a check with the import of the file; a right answer takes one
 AGAIN = 5  # for every further check of a file of which one has been stopped

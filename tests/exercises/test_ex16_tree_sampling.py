@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 
 from solutions import ex16_tree_sampling as right
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 from tests.exercises.answers import asked, chapter, simplest, whole, wrong
 
 STEM = "ex16_tree_sampling"

@@ -13,7 +13,7 @@ from unittest import mock
 
 from exercises import transcript
 from solutions import ex17_serving as right
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 from tests.exercises.answers import asked, chapter, simplest
 
 STEM = "ex17_serving"

@@ -6,7 +6,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from speclab.models import loading
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 
 
 def test_size_and_card():

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from speclab.records.files import SCHEMA_VERSION, ComparisonRun
 from speclab.records.rows import Noise, Row, Rung
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 from speclab.theory.formulas import book_formula, expected_tokens_per_round, leviathan_speedup
 from speclab.theory.ladder import EFFECTS, RUNGS
 

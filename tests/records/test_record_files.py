@@ -10,7 +10,7 @@ import pytest
 from speclab.records import files
 from speclab.records.files import ComparisonRun, Head
 from speclab.system.errors import EnvironmentProblem
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 
 RESULTS = ROOT / "results"
 COMMITTED = sorted(RESULTS.glob("*.json"))

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 
 # As in an environment without them: nobody finds these.
 HIDDEN = """

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from speclab.records.rows import BASELINE, BASELINE_REPEAT, Arm, Decoded, Noise
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 from speclab.theory import attribution
 from speclab.theory.attribution import FURTHEST  # before the tests' own bound: see tests/conftest.py
 

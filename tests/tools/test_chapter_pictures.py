@@ -2,7 +2,7 @@
 
 import pytest
 
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 from tools import chapter_pictures as pictures
 
 

@@ -1,6 +1,6 @@
 """The committed pictures are the records' own, and the command writes them."""
 
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 from tools import plots
 
 

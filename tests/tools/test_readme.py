@@ -25,7 +25,7 @@ from speclab.present import report, tables
 from speclab.records import files
 from speclab.records.files import ComparisonRun, Head
 from speclab.system.errors import EnvironmentProblem
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 from speclab.theory import attribution
 from speclab.theory.attribution import FURTHEST  # before the tests' own bound: see tests/conftest.py
 from tests.decoding import plain_text, speculative_rounds

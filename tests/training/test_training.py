@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from speclab.system.errors import EnvironmentProblem, UsageProblem
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 from tests.conftest import tiny_llama
 from tests.tiny_models import tiny
 from training import corpus, heads, pair, steps, texts

@@ -22,9 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from speclab.system import paths
+from speclab.system import files
 from speclab.system.errors import EnvironmentProblem
-from speclab.system.files import shown
 from speclab.system.terminal import note
 
 MARKS = {"passed": "ok", "todo": "todo", "failed": "FAILS"}
@@ -60,10 +59,10 @@ class Exercise:
         self.number = int(self.chapter.stem[:2])
         self.title = self.chapter.read_text("utf-8").partition("\n")[0].partition(". ")[2]
         self.stem = f"ex{self.chapter.stem.replace('-', '_')}"
-        self.test_file = paths.ROOT / "tests" / "exercises" / f"test_{self.stem}.py"
+        self.test_file = files.ROOT / "tests" / "exercises" / f"test_{self.stem}.py"
 
     def path(self, package: str) -> Path:
-        return paths.ROOT / package / f"{self.stem}.py"
+        return files.ROOT / package / f"{self.stem}.py"
 
     @property
     def failed(self) -> list[Check]:
@@ -86,15 +85,15 @@ class Exercise:
 
 def exercises() -> list[Exercise]:
     """All chapters that have checks, in order; a learner's own file may be missing."""
-    if not paths.IS_CLONE:
+    if not files.IS_CLONE:
         raise EnvironmentProblem("the exercises belong to a clone of the lab; clone it and type the command there")
-    chapters = sorted((paths.ROOT / "docs" / "chapters").glob("*.md"))
+    chapters = sorted((files.ROOT / "docs" / "chapters").glob("*.md"))
     found = [Exercise(path) for path in chapters if re.fullmatch(r"\d\d-[\w-]+", path.stem)]
     return [one for one in found if one.test_file.is_file()]
 
 
 def check_command(*words: str) -> str:
-    return shlex.join(["python", shown(paths.ROOT / "check.py"), *words])
+    return shlex.join(["python", files.shown(files.ROOT / "check.py"), *words])
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -110,9 +109,10 @@ def run_checks(package: str, chosen: list[Exercise]) -> None:
     code, log, outcomes = _pytest(package, [exercise.test_file for exercise in chosen])
     if not outcomes:
         error = [*re.findall(r"^E +(.*)", log, re.MULTILINE), "it says nothing"][0]
+        tests, packages = (files.shown(files.ROOT / name) for name in ("tests", "requirements.txt"))
         raise EnvironmentProblem(
-            f"the checks cannot be run (pytest stopped): {error}; type: git checkout -- {shown(paths.ROOT / 'tests')}, "
-            f"or, where a package is missing: pip install -r {shown(paths.ROOT / 'requirements.txt')}"
+            f"the checks cannot be run (pytest stopped): {error}; type: git checkout -- {tests}, "
+            f"or, where a package is missing: pip install -r {packages}"
         )
     for exercise in chosen:
         own = [Check(**line["check"]) for line in outcomes if line["file"] == exercise.test_file.name]
@@ -122,20 +122,20 @@ def run_checks(package: str, chosen: list[Exercise]) -> None:
                 check.outcome, check.message = "failed", _why_it_ended(code, log)
 
 
-def _pytest(package: str, files: list[Path]) -> tuple[int | None, str, list[dict]]:
+def _pytest(package: str, test_files: list[Path]) -> tuple[int | None, str, list[dict]]:
     """Run these test files in a process; whatever it has started is ended with it, also where this process stops.
 
     -> exit code, None where it had to be ended; what it printed; the lines that tests/exercises/conftest.py wrote
     """
     words = ["-p", "no:cacheprovider", "-c", "pyproject.toml", "--confcutdir", "tests/exercises", "--impl", package]
-    words += ["-p", "pytest_timeout", "-o", f"faulthandler_timeout={STACK}", *map(str, files), "--outcomes"]
+    words += ["-p", "pytest_timeout", "-o", f"faulthandler_timeout={STACK}", *map(str, test_files), "--outcomes"]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         outcomes, log = Path(folder) / "outcomes", Path(folder) / "log"
         outcomes.touch()
         with log.open("wb") as output:
             streams: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
             command, env = [sys.executable, "-m", "pytest", *words, str(outcomes)], {**os.environ, **SETTINGS}
-            process = subprocess.Popen(command, cwd=paths.ROOT, env=env, start_new_session=True, **streams)
+            process = subprocess.Popen(command, cwd=files.ROOT, env=env, start_new_session=True, **streams)
             code, n_bytes = None, -1
             try:
                 while code is None and n_bytes != (n_bytes := outcomes.stat().st_size):  # while checks come to ends
@@ -167,7 +167,7 @@ def _why_it_ended(code: int | None, log: str) -> str:
 
 def hints(exercise: Exercise) -> dict[str, list[str]]:
     """Function -> three levels, in the order of the exercise; a method goes by its own name."""
-    return tomllib.loads((paths.ROOT / "exercises" / "hints.toml").read_text("utf-8")).get(exercise.stem[:4], {})
+    return tomllib.loads((files.ROOT / "exercises" / "hints.toml").read_text("utf-8")).get(exercise.stem[:4], {})
 
 
 def function_with_hints(exercise: Exercise) -> str | None:
@@ -187,14 +187,14 @@ def hint_text(exercise: Exercise, level: int) -> str:
     lines = [textwrap.fill(text, 100, initial_indent=f"  {n}. ", subsequent_indent="     ") for n, text in texts]
     more = f"--hint {level + 1} says more. " if level < 3 else ""
     next_line = f"{more}next: {check_command(str(exercise.number))}"
-    return "\n".join([f"{name}, in {shown(exercise.path('exercises'))}", "", *lines, "", next_line])
+    return "\n".join([f"{name}, in {files.shown(exercise.path('exercises'))}", "", *lines, "", next_line])
 
 
 def summary(chosen: list[Exercise]) -> str:
     width = max(len(exercise.title) for exercise in chosen)
     lines = [f"{'':>4}{'exercise':<{width}}  {'progress':<8}  chapter"]
     for exercise in chosen:
-        line = f"{exercise.number:>2}  {exercise.title:<{width}}  {exercise.status:<8}  {shown(exercise.chapter)}"
+        line = f"{exercise.number:>2}  {exercise.title:<{width}}  {exercise.status:<8}  {files.shown(exercise.chapter)}"
         lines.append(line + (f"   {len(exercise.failed)} failing" if exercise.failed else ""))
     return "\n".join(lines)
 
@@ -220,9 +220,9 @@ def next_step(chosen: list[Exercise], package: str) -> str:
     exercise = next((exercise for exercise in chosen if exercise.status != "done"), None)
     if exercise is None:
         return f"all done; to see where you are, type: {check_command()}"
-    number, path = str(exercise.number), shown(exercise.path(package))
+    number, path = str(exercise.number), files.shown(exercise.path(package))
     if exercise.failed:
         about, flag = ("a hint", ["--hint"]) if len(chosen) == 1 else ("what is wrong", [])
         return f"next, for {about}: {check_command(number, *flag)}"
     task = f"write {exercise.open_functions[0]} in" if exercise.open_functions else "work on"
-    return f"next: read {shown(exercise.chapter)}, {task} {path}, then type: {check_command(number)}"
+    return f"next: read {files.shown(exercise.chapter)}, {task} {path}, then type: {check_command(number)}"

@@ -33,8 +33,7 @@ from speclab.models.setup import Setup, load_setup
 from speclab.records.files import ComparisonRun, read
 from speclab.records.rows import AUTO
 from speclab.system.errors import reports_problems
-from speclab.system.files import write_whole
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT, write_whole
 from speclab.system.terminal import note
 from speclab.theory.costs import Costs
 

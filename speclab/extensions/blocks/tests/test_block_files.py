@@ -10,7 +10,7 @@ from speclab.extensions.blocks.block_drafter import BlockDrafter
 from speclab.extensions.blocks.files import config_from, read_block
 from speclab.extensions.blocks.recipe import write_block
 from speclab.extensions.blocks.tests.block_heads import tiny_block_head
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 from tests.drafts.test_head_files import (
     DECODER,
     IDS,

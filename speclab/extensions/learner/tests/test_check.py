@@ -14,7 +14,7 @@ import pytest
 import check
 from exercises.guard import has_alarm
 from speclab.extensions.learner import checks
-from speclab.system import paths
+from speclab.system import files
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.terminal import harmless
 from tests.exercises.answers import checks_of, committed, mistakes, with_mistakes
@@ -28,16 +28,16 @@ def clone(tmp_path, monkeypatch) -> Path:
     """What check.py needs of the lab, in a folder of its own; this process works in another one."""
     lab = tmp_path / "a lab"  # a blank in the path must not matter
     for room in ROOMS:
-        shutil.copytree(paths.ROOT / room, lab / room, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in [*paths.ROOT.glob("*.py"), *paths.ROOT.glob("tests/*.py"), paths.ROOT / "pyproject.toml"]:
-        shutil.copy(path, lab / path.relative_to(paths.ROOT))
+        shutil.copytree(files.ROOT / room, lab / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in [*files.ROOT.glob("*.py"), *files.ROOT.glob("tests/*.py"), files.ROOT / "pyproject.toml"]:
+        shutil.copy(path, lab / path.relative_to(files.ROOT))
     (lab / "results").mkdir()
-    shutil.copy(paths.ROOT / "results" / "cpu-curves.json", lab / "results")  # exercise 17 reads its curves there
+    shutil.copy(files.ROOT / "results" / "cpu-curves.json", lab / "results")  # exercise 17 reads its curves there
     (lab / "models" / "lab-pair").mkdir(parents=True)  # what tells a clone from an installed lab
     for path in (lab / "exercises").glob("ex*.py"):
         path.write_bytes(committed(f"exercises/{path.name}") or path.read_bytes())
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(paths, "ROOT", lab)
+    monkeypatch.setattr(files, "ROOT", lab)
     return lab
 
 
@@ -317,7 +317,7 @@ def test_a_broken_check_file_is_not_the_learners_fault(run, clone, line, error, 
 
 
 def test_an_installed_lab_says_that_exercises_need_a_clone(monkeypatch):
-    monkeypatch.setattr(checks.paths, "IS_CLONE", False)
+    monkeypatch.setattr(checks.files, "IS_CLONE", False)
     with pytest.raises(EnvironmentProblem, match="belong to a clone"):
         checks.exercises()
 
@@ -326,7 +326,7 @@ def test_check_answers_at_once():
     """Before pytest runs nothing is loaded but the standard library and a few small files of the lab."""
     code = "import sys, check, speclab.extensions.learner.__main__; "
     code += "print(*sorted(name for name in sys.modules if '.' not in name or 'speclab' in name))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=paths.ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=files.ROOT, capture_output=True, text=True)
     modules = set(done.stdout.split())
     assert not modules & {"torch", "transformers", "numpy", "pytest", "draft_models"}, done.stderr
     rooms = {name.rpartition(".")[0] for name in modules if name.count(".") == 2}

@@ -30,7 +30,7 @@ from speclab.lab.instruments import LoopFunctions
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.records.files import ComparisonRun, read
-from speclab.system import extensions, paths
+from speclab.system import extensions, files
 from speclab.system.errors import Problem, UsageProblem
 from tests.tiny_models import VOCAB, perturbed, tiny
 
@@ -193,7 +193,7 @@ def test_an_error_inside_a_library_has_the_learners_line():
     """Not the library's: that one cannot be mended. What is no Exception is one line, too."""
     space = {}
     source = "import torch\n\ndef rule(x):\n    return torch.einsum('i,j', x)\n"
-    exec(compile(source, str(paths.ROOT / "exercises" / "ex02_greedy.py"), "exec"), space)
+    exec(compile(source, str(files.ROOT / "exercises" / "ex02_greedy.py"), "exec"), space)
     with pytest.raises(Problem, match=r"rule raised .*\(exercises/ex02_greedy\.py:4\) -- on real data"):
         ask(2, space["rule"], torch.ones(3))
     with pytest.raises(Problem, match=r"exercise 2: exit raised SystemExit: 3"):

@@ -17,10 +17,10 @@ from exercises import simulator
 from speclab.cli import flags
 from speclab.extensions.learner import checks
 from speclab.extensions.learner.functions import ROLES
-from speclab.system import paths
+from speclab.system import files
 from tests.exercises.answers import committed
 
-ROOT = paths.ROOT
+ROOT = files.ROOT
 STEMS = [exercise.stem for exercise in checks.exercises()]
 CHAPTERS = {exercise.stem: exercise.chapter for exercise in checks.exercises()}
 

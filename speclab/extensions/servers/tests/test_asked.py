@@ -22,7 +22,7 @@ from speclab.extensions.servers.diagnose import BUSY, DAMAGED, ENDS, LENIENT, LO
 from speclab.extensions.servers.referee import make_parser as referee_parser
 from speclab.extensions.servers.tests.simulated import Simulated, usual_text
 from speclab.system.errors import EnvironmentProblem
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 
 RATES = (0.8, 0.6, 0.5, 0.4)
 PROMPTS = [client.Prompt(("code", "prose")[i % 2], f"prompt {i}") for i in range(8)]

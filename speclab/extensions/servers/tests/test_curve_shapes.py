@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from speclab.extensions.servers import counters, diagnose
 from speclab.extensions.servers.counters import EngineCounts
 from speclab.models.loading import LAB_PAIR
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 
 CURVES = json.loads((ROOT / "results" / "cpu-curves.json").read_text())["curves"]
 RECORD = {one["name"]: counters.total(EngineCounts(**half) for half in one["halves"]) for one in CURVES}

@@ -9,7 +9,7 @@ import pytest
 from speclab.extensions.servers import diagnose
 from speclab.extensions.servers.counters import EngineCounts
 from speclab.extensions.servers.diagnose import MORE, Diagnosis, Measured
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 
 RECORDS = sorted((ROOT / "results").glob("*wrong-servers.json"))
 ANSWERS_OF_TODAY = {"wrong layers": MORE, "wrong layers in vLLM": MORE}  # the records are older than this answer

@@ -9,7 +9,7 @@ from speclab.extensions.sweeps.__main__ import SWEEPS, SweepRun, main, make_pars
 from speclab.lab import comparison
 from speclab.models import prompts
 from speclab.records.files import read
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 from tests.branching import add_branching
 
 TEXTS = [("code", "def f(x):"), ("prose", "return x + 1"), ("copy", "x + 1, x + 1,")]

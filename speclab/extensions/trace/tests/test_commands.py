@@ -16,7 +16,7 @@ from speclab.extensions.trace.tests.test_trace import Tags
 from speclab.lab.instruments import LoopFunctions
 from speclab.models import loading
 from speclab.system.errors import Problem
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 from tests.cli.bad_inputs import Row
 from tests.cli.test_bad_inputs import check_row, folder, is_one_line  # noqa: F401 - a fixture
 

@@ -32,7 +32,7 @@ from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models.cached import CachedModel
 from speclab.models.pieces import Pieces
 from speclab.system import terminal
-from speclab.system.paths import ROOT
+from speclab.system.files import ROOT
 from tests.tiny_models import perturbed, tiny
 
 NASTY = 'a <script>alert(1)</script> <!-- & "x" </pre> {{ 7 * 7 }} \u202e\x1b[31m'
