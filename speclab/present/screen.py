@@ -243,7 +243,8 @@ def result_line(run: ComparisonRun) -> str | None:
     rows = sorted(first_rows(run), key=lambda row: row.speedup)
     if not rows:
         return None
-    doubt = ", not shown to be faster" * (rows[-1].verdict in ("slower", "unclear"))
+    why = "; the baseline may differ from itself by as much" * ((rows[-1].speedup_low or 0) > 1)
+    doubt = f", not shown to be faster{why}" * (rows[-1].verdict in ("slower", "unclear"))
     best = f"{_named(rows[-1])}, {speedup_of(rows[-1])}{_ends(rows[-1].speedup_low, rows[-1].speedup_high)}{doubt}"
     lowest = f"; lowest: {_named(rows[0])}, {speedup_of(rows[0])}" * (len(rows) > 1)
     return f"Highest: {best}{lowest}."
