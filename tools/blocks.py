@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from speclab.models import padding
 from speclab.present import report, screen, tables
 from speclab.records.files import ComparisonRun, read
 from speclab.records.rows import Row
@@ -14,10 +16,8 @@ from speclab.theory.formulas import book_formula, expected_tokens_per_round
 from speclab.theory.ladder import prediction_errors, prediction_rows
 
 RESULTS, PAIR = ROOT / "results", ROOT / "models" / "lab-pair"
-# Of the README's screen: rows, and lines about the short runs, with what is indented below them.
-LEFT_OUT = re.compile(
-    r"^(?:feature |(?:model|hybrid) +(?:2|6|auto) |lab pair, eager,|lab:200m,|lab pair: \d).*\n(?:    .*\n)*", re.M
-)
+# Of the README's screen: rows, and a line about repetition.
+LEFT_OUT = re.compile(r"^(?:feature |(?:model|hybrid) +(?:2|6|auto) |lab pair: \d).*\n", re.M)
 DEFAULT_RUN = RESULTS / "cpu-2-cores-c.json"  # python compare.py
 GPU_RUN = RESULTS / "gpu-lab-8b-v128256.json"  # python -m benchmarks.gpu, its first size
 # --target smollm2 --draft hybrid,int8,ngram -k 2,4 --temperature 0 --texts served --limit 2
@@ -54,33 +54,45 @@ def drafted(run: ComparisonRun, kind: str = "all", temperature: float = 0.0) -> 
 
 
 def headline() -> str:
-    """The fastest greedy rows of the runs that a reader is shown first, and the slowest one of a real model.
+    """The fastest greedy row of each run that a reader is shown first, and the slowest one of a real model.
 
     Raises ValueError where a text of them is not the baseline's.
     """
-    found: list[tuple[ComparisonRun, Path, Row]] = []
-    for path in (GPU_RUN, LARGE_RUN, DEFAULT_RUN, REAL_RUN):
-        run, rows = comparison(path), drafted(comparison(path))
-        found += [(run, path, rows[-1]), *([(run, path, rows[0])] if path == REAL_RUN else [])]
+    real, run, gpu = (comparison(path) for path in (REAL_RUN, DEFAULT_RUN, GPU_RUN))
+    parts = [(part, DEFAULT_RUN) for part in (run.eager, run, run.padded) if part]
+    found = [(one, path, drafted(one)[-1]) for one, path in ((real, REAL_RUN), *parts, (gpu, GPU_RUN))]
+    found.insert(1, (real, REAL_RUN, drafted(real)[0]))
     if wrong := [row.method for _, _, row in found if not row.same_as_baseline]:
         raise ValueError(f"the text of {wrong[0]} is not the baseline's, so it is no headline")
+
+    def sampled(one: tuple[ComparisonRun, Path, Row]) -> str:
+        same = [row for row in drafted(one[0], temperature=0.8) if _name(row) == _name(one[2])]
+        return screen.in_words(next(iter(same), None))
+
+    def text(one: tuple[ComparisonRun, Path, Row]) -> str:
+        name = one[0].settings["target"]
+        if not padding.is_lab_size(name):
+            return "its own"
+        return f"of the {padding.OWN['target']} model at the price of {name.split(':')[1].upper()}"
+
     cells: dict[str, tables.Cell] = {
         "target": lambda one: screen.target_name(one[0]),
+        "text": text,
         "draft": lambda one: one[2].draft,
         "machine": lambda one: tables.Markdown(f"[{screen.hardware(one[0])}](results/{one[1].stem}.md)"),
         "k": lambda one: str(one[2].draft_length),
-        "speedup": lambda one: tables.Markdown(
-            f"**{tables.speedup(one[2].speedup)}**" + " unclear" * (one[2].verdict == "unclear")
-        ),
+        "speedup": lambda one: tables.Markdown(f"**{screen.in_words(one[2])}**"),
         "95 %": lambda one: tables.interval(one[2].speedup_low, one[2].speedup_high),
         "prompts": lambda one: str(one[2].n_prompts),
+        "T = 0.8": sampled,
     }
-    return shown(found, cells, n_words=3)
+    return shown(found, cells, n_words=4)
 
 
 def first_run() -> str:
-    """Return the first screen of a run, without some of its rows and lines."""
-    return f"```text\n{LEFT_OUT.sub('', screen.screen(comparison(DEFAULT_RUN)))}```"
+    """Return what the first screen of a run says of its own target, without some of its rows and lines."""
+    run = replace(comparison(DEFAULT_RUN), eager=None, padded=None)
+    return f"```text\n{LEFT_OUT.sub('', screen.screen(run))}```"
 
 
 METHODS = ""  # none: docs/which-method.md says more

@@ -269,11 +269,6 @@ def test_pins_lie_within_the_ranges():
         assert version in ranges[name], f"{name} {version} is outside {ranges[name]}"
 
 
-def test_the_readme_says_in_words_what_one_draft_gains_in_each_part():
-    """The same draft and k, in the order of the screen; then lab:200m in a record of its own."""
-    run = blocks.comparison(blocks.DEFAULT_RUN)
-    parts = [run.eager, run, run.padded, blocks.comparison(blocks.LARGE_RUN)]
-    rows = [row for part in parts for row in part.rows]
-    chosen = [r for r in rows if (r.draft, r.draft_length, r.temperature, r.prompt_kind) == ("hybrid", 4, 0, "all")]
-    text = readme.README.read_text("utf-8").partition("`hybrid` with k = 4")[2].partition("\n- ")[0]
-    assert re.findall(r"\d\.\d\dx", text) == [f"{row.speedup:.2f}x" for row in chosen]
+def test_every_speedup_of_the_readme_stands_in_a_generated_block():
+    text = re.sub(r"<!-- begin .*?<!-- end", "", readme.README.read_text("utf-8"), flags=re.DOTALL)
+    assert re.findall(r"\d\.\d\dx", text) == []
