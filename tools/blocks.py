@@ -189,8 +189,7 @@ def errors_by_record() -> str:
     found = []
     for path in (FULL_RUN, GPU_RUN, REAL_RUN, TREES_RUN):
         run = comparison(path)
-        baseline = next(row for row in run.rows if (row.method, row.prompt_kind) == ("baseline", "all"))
-        step, error = baseline.seconds / baseline.n_emitted, prediction_errors(prediction_rows(run.rows))["forecast"]
+        step, error = screen.step_seconds(run), prediction_errors(prediction_rows(run.rows))["forecast"]
         found.append((f"[{screen.target_name(run)}](../results/{path.stem}.md)", step, error))
     cells: dict[str, tables.Cell] = {
         "target": lambda line: tables.Markdown(line[0]),
@@ -207,10 +206,9 @@ def rounds() -> str:
     run = comparison(DEFAULT_RUN)
     found = []
     for part in filter(None, (run.eager, run, run.padded)):
-        base = next(row for row in part.rows if (row.method, row.prompt_kind) == ("baseline", "all"))
         row = next(r for r in drafted(part) if (r.method, r.draft_length) == ("hybrid", 4))
         costs = [(row.draft_cost or 0.0) * row.n_drafted / row.n_rounds, row.verify_cost or 0.0, row.overhead or 0.0]
-        found.append((screen.target_name(part), 1e3 * base.seconds / base.n_emitted, [*costs, sum(costs)], row))
+        found.append((screen.target_name(part), 1e3 * screen.step_seconds(part), [*costs, sum(costs)], row))
     cells: dict[str, tables.Cell] = {"target": lambda line: line[0], "a step, ms": lambda line: f"{line[1]:.3g}"}
 
     def cost(i: int) -> tables.Cell:

@@ -3,6 +3,7 @@
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from benchmarks import common
 from benchmarks.peers import llama_cpp
@@ -10,7 +11,6 @@ from speclab.drafts.lengths import LONGEST
 from speclab.present.screen import timed
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, interval, speedup
 from speclab.records.rows import Amount, Count, Facts, RecordPart
-from speclab.theory.attribution import Value
 from speclab.theory.formulas import ratio_interval
 
 PEER = {
@@ -55,8 +55,12 @@ AUTO = [("model auto", LONGEST), ("dynamic", LONGEST)]  # arms whose length chan
 Key = tuple[str, int]  # method and draft length of an arm
 
 
-class Ratio(Value):
+class Ratio(NamedTuple):
     """A ratio of speeds, with a 95 % interval over prompts."""
+
+    value: float
+    low: float | None
+    high: float | None
 
     def __str__(self) -> str:
         return speedup(self.value) + (f" ({interval(self.low, self.high)})" if self.low is not None else "")

@@ -89,15 +89,14 @@ def predicted(measured: Measurement, costs: CostTable) -> Predicted:
         if (own := costs.get((arm.draft, line.temperature))) is None:
             continue
         drafter, looked_up = measured.bench.drafters[arm.draft], costs.get((arm.draft + LOOKUP, line.temperature))
-        if looked_up is None and any(made.looked_up for rounds in line.rounds for made in rounds):
-            continue
         accept_probs = rounds = None
         if drafter.parts == (drafter,):  # the text alone decides what is proposed; the rule must judge token by token
             if rule.name == TOKEN.name or not line.temperature or not (drafter.draws or rule.law):
                 accept_probs = functools.partial(probs, arm.draft, *place)
         elif line.temperature == 0:
             rounds = functools.partial(rounds_along, arm, line.prompt_index)
-        found[arm, *place] = attribution.price(line, baseline[place], own, accept_probs, rounds, looked_up)
+        if part := attribution.price(line, baseline[place], own, accept_probs, rounds, looked_up):
+            found[arm, *place] = part
     return found
 
 

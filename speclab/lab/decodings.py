@@ -42,10 +42,10 @@ class Decoding:
     def times(self, temperature: float) -> list[RoundTime]:
         """Return what each round of an instrument took; of the baseline, the mean step of each chunk, at its middle."""
         found = []
-        for (context, seconds, made), n_waiting in zip(self.log, catch_ups(self.rounds), strict=True):
+        for (context, seconds, made), catch_up in zip(self.log, catch_ups(self.rounds), strict=True):
             if self.arm.speculative:
                 phases, name = made.seconds or {}, self.arm.draft + LOOKUP * made.looked_up
-                catch_up, draft, verify = 1 if made.looked_up else n_waiting, phases["draft"], phases["verify"]
+                draft, verify = phases["draft"], phases["verify"]
                 what = (name, temperature, context, made.n_drafted, catch_up)
                 found.append(RoundTime(*what, draft, verify, seconds - draft - verify, made.n_replays))
             else:

@@ -1,7 +1,7 @@
 """Correctness before speed: do the timed texts agree with the baseline, or with the target's own distributions?"""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from speclab.lab.harness import Measurement
@@ -54,19 +54,19 @@ def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> dict[
 
     A lossy rule is not held to them, only to tokens that the target may emit; how far it is off is measured instead.
     """
-    bench, setup = measured.bench, measured.bench.setup
-    sums, sampling, lossy_rule = losslessness.ZSums(), setup.sampling_at(temperature), bench.lossy_rule(arm)
-    for line in measured.of(arm, temperature):
-        prompt = measured.prompts[line.prompt_index].id_list
-        for tokens in line.texts:
-            law = bench.drafters[arm.draft].law(setup.target, prompt, tokens, sampling, 1)
-            draft_probs = law.drawn_from([(start, 0, 1) for start in range(len(tokens))])
-            known = losslessness.known_law(
-                setup.reference, prompt, tokens, sampling, setup.target.vocab_size, draft_probs
-            )
-            for part in known:
-                sums.add(*part)
-    z, rule, lossy = sums.result(), bench.functions.rule, {}
+    bench, setup, rule = measured.bench, measured.bench.setup, measured.bench.functions.rule
+    sampling, n_ids = setup.sampling_at(temperature), setup.target.vocab_size
+    lossy_rule, lossy = bench.lossy_rule(arm), {}
+
+    def places() -> Iterator[losslessness.Places]:
+        for line in measured.of(arm, temperature):
+            prompt = measured.prompts[line.prompt_index].id_list
+            for tokens in line.texts:
+                law = bench.drafters[arm.draft].law(setup.target, prompt, tokens, sampling, 1)
+                draft_probs = law.drawn_from([(start, 0, 1) for start in range(len(tokens))])
+                yield from losslessness.known_law(setup.reference, prompt, tokens, sampling, n_ids, draft_probs)
+
+    z = losslessness.z_statistics(places())
     if lossy_rule:
         off = rule.distance(measured, arm, temperature) if rule.distance else None
         lossy = {"lossy_rule": lossy_rule, "total_variation": off}

@@ -5,8 +5,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from speclab.core.counts import Counts
-from speclab.records.rows import BASELINE, BASELINE_REPEAT, SUMS, Arm, Decoded, Noise, Row
-from speclab.theory.attribution import PredictedSeconds, noise_floor, predictions, verdict
+from speclab.records.rows import BASELINE, BASELINE_REPEAT, SUMS, Arm, Decoded, Facts, Noise, Row
+from speclab.theory.attribution import PredictedSeconds, predictions, verdict
 from speclab.theory.formulas import book_formula, ratio_interval
 
 Predicted = Mapping[tuple[Arm, float, int], PredictedSeconds]  # by arm, temperature and index of the prompt
@@ -39,6 +39,14 @@ def noise_floors(decoded: list[Decoded]) -> list[Noise]:
     both = (BASELINE, BASELINE_REPEAT)
     pairs = ([[one for one in alike if one.arm == arm] for arm in both] for alike in _groups(decoded))
     return [floor for pair in pairs if (floor := noise_floor(*pair))]
+
+
+def noise_floor(baseline: list[Decoded], again: list[Decoded]) -> Noise | None:
+    if not again:
+        return None
+    row = row_of(again, baseline)
+    its: Facts = {"ratio": row.speedup, "low": row.speedup_low, "high": row.speedup_high, "n_texts": row.n_texts}
+    return Noise(temperature=row.temperature, **its)
 
 
 def _groups(decoded: list[Decoded]) -> Iterable[list[Decoded]]:

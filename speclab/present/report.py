@@ -1,7 +1,6 @@
 """The page of a comparison, the first screen with its pictures and then all rows; and what a loop's script says of its
 rounds. Nothing is measured here."""
 
-from collections.abc import Callable
 from operator import attrgetter
 
 from speclab.core.counts import Counts
@@ -79,12 +78,8 @@ def errors_table(rows: list[Row]) -> Table:
 
 def ladder_table(rows: list[Row]) -> Table:
     """Lead from the book's formula to the measurement on all prompts, factor by factor."""
-
-    def factor(name: str) -> Callable[[Row], str]:
-        return lambda row: number(factors(row).get(name))
-
     heads = cells("draft", "k", "T") | {"book": lambda row: speedup(row.book_formula)}
-    heads |= {name: factor(name) for name in EFFECTS} | cells("measured")
+    heads |= {name: lambda row, name=name: number(factors(row).get(name)) for name in EFFECTS} | cells("measured")
     return Table([row for row in rows if row.ladder and row.prompt_kind == "all"], heads)
 
 

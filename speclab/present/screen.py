@@ -1,14 +1,14 @@
 """The answer of a comparison on one screen: whether the texts are right, how fast each draft is, and why not faster.
 
 A view of the record: every line is a fixed template filled with its numbers. Records of other commands show the same
-lines about their origin, their texts and their noise. All else is in report.py.
+lines about their origin, their texts and their noise.
 """
 
 import math
 
 from speclab.models import padding
 from speclab.present import tables
-from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, interval, number, speedup, speedup_of
+from speclab.present.tables import Block, Heading, Lines, Table, cells, interval, number, speedup, speedup_of
 from speclab.records.files import ComparisonRun, Head, LabRun
 from speclab.records.rows import AUTO, Facts, Noise, Row
 from speclab.theory import attribution
@@ -30,10 +30,7 @@ LOSSY = (
 
 def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = None, markdown: bool = False) -> str:
     """Show whether the text is the same; the result and the table; what lies between the formula and the measurement;
-    and `where` the rest is.
-
-    brief: only the tables, below the lines that say that texts are wrong, or speeds rough.
-    """
+    and `where` the rest is. brief: only the tables, below the lines that say that texts are wrong, or speeds rough."""
     runs = [one for one in (run.eager, run, run.padded) if one]
     rough = Lines([rough_line(*runs)])
     checked, facts, speeds = Lines(), Lines(), list[Block]()
@@ -43,8 +40,7 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
         facts += [ladder_line(shown), loops_line(shown)]
         facts += [f"{target_name(shown)}: {line}" for line in noise_lines(floors)]
         said = [padding_remark(shown), *([] if brief else [limit_line(shown), result_line(shown)])]
-        speeds += [Heading(target_name(shown), 3) if len(runs) > 1 else None, Lines(filter(None, said))]
-        speeds.append(speed_table(shown))
+        speeds += [Heading(target_name(shown), 3) if len(runs) > 1 else None, Lines(said), speed_table(shown)]
     if brief:
         return tables.show([Lines(map(wrong_line, runs)), rough, *speeds], markdown)
     return tables.show([checked, rough, *speeds, Lines(facts), Lines(where or [])], markdown)
@@ -185,8 +181,8 @@ def rough_line(*runs: LabRun) -> str | None:
 
 def rough_factor(run: Head) -> str | None:
     """Return by how much the baseline of a run differs from itself; None where its speeds are not rough."""
-    worst = attribution.too_wide(getattr(run, "noise", None) or [])
-    return f"{math.ceil(100 * min(attribution.reach(worst), LARGEST_FACTOR)) / 100:.2f}" if worst else None
+    worst = attribution.too_wide(getattr(run, "noise", []))
+    return f"{math.ceil(100 * min(worst, LARGEST_FACTOR)) / 100:.2f}" if worst else None
 
 
 def noise_lines(floors: list[Noise]) -> list[str]:
@@ -206,19 +202,15 @@ def _batch(one: Row | Noise) -> str:
 
 
 def speed_table(run: ComparisonRun) -> Table:
-    """Return one line per draft and length; the columns of further temperatures come after those of the first one."""
+    """Return one line per draft and length. Further temperatures have a column each."""
     rows = [row for row in run.rows if row.prompt_kind == "all" and (row.draft or row.method == "baseline")]
     at = {(row.method, row.draft_length, row.temperature): row for row in rows}
     first, *further = dict.fromkeys(row.temperature for row in rows) or [0.0]
-
-    def other(temperature: float) -> Cell:
-        return lambda row: in_words(at.get((row.method, row.draft_length, temperature)))
-
     heads = cells("draft", *tables.batches(rows), "k", "α", "tok/rnd", "tok/s")
     heads |= {"speedup": in_words} | cells("95 %")
     heads |= {"forecast": lambda row: speedup(row.forecast), "book(α)": lambda row: speedup(row.book_formula)}
-    heads |= {f"T = {temperature:g}": other(temperature) for temperature in further}
-    return Table([row for row in rows if row.temperature == first], heads)
+    others = {f"T = {t:g}": lambda row, t=t: in_words(at.get((row.method, row.draft_length, t))) for t in further}
+    return Table([row for row in rows if row.temperature == first], heads | others)
 
 
 def in_words(row: Row | None) -> str:
@@ -257,14 +249,19 @@ def _named(row: Row) -> str:
 # --- why not faster? --------------------------------------------------------------------------------------------------
 
 
+def step_seconds(run: ComparisonRun) -> float:
+    """Return the seconds of a decode step of the baseline, at the first temperature."""
+    baseline = next(row for row in run.rows if (row.method, row.prompt_kind) == ("baseline", "all"))
+    return baseline.seconds / max(1, baseline.n_emitted)
+
+
 def limit_line(run: ComparisonRun) -> str | None:
     """Say how much of a decode step the reading of weights takes, what further tokens of a pass add, and what limits
-    the step, where that follows; None where it was not measured."""
-    baseline = next((row for row in run.rows if (row.method, row.prompt_kind) == ("baseline", "all")), None)
+    the step, where that follows."""
     whole = full_rows(run)
-    if baseline is None or not whole or not run.bandwidth or run.weight_bytes is None:
+    if not whole or not run.bandwidth or run.weight_bytes is None:
         return None
-    step = baseline.seconds / max(1, baseline.n_emitted)
+    step = step_seconds(run)
     share = min(1.0, run.weight_bytes / run.bandwidth / step)
     row = min(whole, key=lambda row: abs(row.draft_length - 4))  # five tokens, where there is such a row
     wide, limit = row.verify_cost or 0.0, ""
@@ -283,7 +280,7 @@ def limit_line(run: ComparisonRun) -> str | None:
 
 def ladder_line(run: ComparisonRun) -> str | None:
     """Say what lies between the formula and the speedup of the fastest row that has a ladder, and where none has one,
-    of the fastest that the formula knows; None where it knows none."""
+    of the fastest that the formula knows."""
     rows = [row for row in first_rows(run) if row.book_formula is not None]
     row = max(rows, key=lambda row: (bool(factors(row)), row.speedup), default=None)
     if row is None:
@@ -296,12 +293,9 @@ def ladder_line(run: ComparisonRun) -> str | None:
 
 
 def between(row: Row) -> str:
-    """Name the factors between the formula and the row's speedup that move it by more than a tenth, as the end of a
-    line about both.
-
-    That of the others is computed from the numbers as they are printed, so that the product is the printed speedup.
-    """
-    known = [item for item in factors(row).items() if item[0] not in ("all else", "everything else")]
+    """Name the factors between the formula and the row's speedup that move it by more than a tenth. That of the others
+    is computed from the numbers as they are printed, so that the product is the printed speedup."""
+    known = [item for item in factors(row).items() if item[0] != "all else"]
     large = [item for item in known if abs(math.log(max(item[1], 1e-9))) > math.log(1.1)]
     said = math.prod([round(row.book_formula or 0.0, 2), *(round(factor, 2) for _, factor in large)])
     named = "".join(f"x{factor:.2f} {name}, " for name, factor in large)
@@ -309,7 +303,6 @@ def between(row: Row) -> str:
 
 
 def loops_line(run: ComparisonRun) -> str | None:
-    """Say how many greedy texts end in repetition; None where none does."""
     n, cut = run.prompts.get("n_cut", run.prompts.get("n_looping")), "n_cut" in run.prompts  # older records: no cuts
     what = "and count only up to where it begins" if cut else "which is easy to draft and raises acceptance"
     return f"{target_name(run)}: {n} of {run.prompts['n']} greedy texts end in repetition, {what}" if n else None

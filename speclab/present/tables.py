@@ -49,20 +49,17 @@ START = re.compile(r"^(\d*)([.)](?=\s|$)|#(?=#*(?:\s|$))|[+*-](?=\s|$)|[*_-](?=[
 
 
 def escaped(text: str) -> str:
-    """Return a text as Markdown that shows all of its characters, on one line. A viewer may make links of the addresses
-    and @names in it; what is read stays the same."""
+    """Return a text as Markdown that shows all of its characters, on one line."""
     if isinstance(text, Markdown):
         return text
     text = " ".join(text.splitlines()).strip()
     return MARKUP.sub(lambda found: f"\\{found[1]}" if found[1] else "&amp;" if found[2] else "&lt;", text)
 
 
-def _begun(text: str) -> str:
-    return text if isinstance(text, Markdown) else START.sub(r"\1\\\2", escaped(text))
-
-
-def _cell(text: str) -> str:
-    return escaped(text) if isinstance(text, Markdown) else escaped(text).replace("|", r"\|")
+def _line(text: str, markdown: bool, indent: str = "") -> str:
+    if markdown:
+        return text if isinstance(text, Markdown) else START.sub(r"\1\\\2", escaped(text))
+    return textwrap.fill(text, WIDTH - 1, subsequent_indent=indent)
 
 
 def show(blocks: Iterable[Block], markdown: bool = False) -> str:
@@ -71,7 +68,7 @@ def show(blocks: Iterable[Block], markdown: bool = False) -> str:
     above: list[str] = []  # the heading, for which something has yet to come
     for block in blocks:
         if isinstance(block, Heading):
-            above = [f"{'#' * block.level} {escaped(block.text)}" if markdown else _wrapped(block.text)]
+            above = [f"{'#' * block.level} {escaped(block.text)}" if markdown else _line(block.text, markdown)]
         elif text := _text(block, markdown):
             texts += [*above, text]
             above = []
@@ -80,20 +77,18 @@ def show(blocks: Iterable[Block], markdown: bool = False) -> str:
 
 def _text(block: Lines | Table | str | None, markdown: bool) -> str | None:
     if isinstance(block, Lines):
-        return "\n".join(f"- {_begun(line)}" if markdown else _wrapped(line, "    ") for line in block if line)
+        return "\n".join("- " * markdown + _line(line, markdown, "    ") for line in block if line)
     if not isinstance(block, Table):
-        return block and (_begun(block) if markdown else _wrapped(block))
+        return block and _line(block, markdown)
 
     def written(head: str, text: str) -> str:
-        text = _cell(text) if markdown else text.replace("\n", " ")
-        return short(text, NAME_WIDTH) if head == "draft" and not markdown else text
+        if markdown:
+            return text if isinstance(text, Markdown) else escaped(text).replace("|", r"\|")
+        text = text.replace("\n", " ")
+        return short(text, NAME_WIDTH) if head == "draft" else text
 
     lines = [[written(head, cell(row)) for head, cell in block.cells.items()] for row in block.rows]
     return table(lines, list(block.cells), markdown, block.n_words) if lines else None
-
-
-def _wrapped(paragraph: str, indent: str = "") -> str:
-    return textwrap.fill(paragraph, WIDTH - 1, subsequent_indent=indent)
 
 
 def table(rows: Sequence[Sequence[str]], heads: list[str], markdown: bool = False, n_words: int = 1) -> str:
@@ -117,17 +112,12 @@ def number(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def rate(value: float | None) -> str:
-    return number(value, 1 if value is not None and value < 999.95 else 0)
-
-
 def speedup(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}x"
 
 
 def speedup_of(row: Any) -> str:
-    """Return the speedup of a row; where its rule is lossy, never without that and the measured total variation
-    distance."""
+    """Return the speedup of a row; where its rule is lossy, never without the measured total variation distance."""
     return speedup(row.speedup) + (f" LOSSY {number(row.total_variation, 3)}" if row.lossy_rule else "")
 
 
@@ -141,10 +131,6 @@ def interval(low: float | None, high: float | None) -> str:
     return "-" if low is None or high is None else f"{low:.2f} to {high:.2f}"
 
 
-def percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:+.0%}"
-
-
 def temperature_name(temperature: float) -> str:
     return f"T = {temperature:g} ({'sampling' if temperature else 'greedy'})"
 
@@ -154,12 +140,7 @@ def temperature_name(temperature: float) -> str:
 
 def prediction(predicted: Callable[[Any], float | None]) -> Cell:
     """Return a cell such as "2.58 +106%": a prediction and its error, predicted / measured - 1."""
-
-    def cell(row: Any) -> str:
-        value = predicted(row)
-        return "-" if value is None else f"{value:.2f} {percent(value / row.speedup - 1):>5}"
-
-    return cell
+    return lambda row: "-" if (it := predicted(row)) is None else f"{it:.2f} {it / row.speedup - 1:>+5.0%}"
 
 
 def drafts_only(cell: Cell) -> Cell:
@@ -171,7 +152,7 @@ CELLS: dict[str, Cell] = {
     "k": drafts_only(lambda row: "≤ " * row.draft.endswith(AUTO) + str(row.draft_length)),
     "T": lambda row: f"{row.temperature:g}",
     "B": lambda row: str(row.n_texts),
-    "tok/s": lambda row: rate(row.tokens_per_second),
+    "tok/s": lambda row: number(row.tokens_per_second, int(row.tokens_per_second < 999.95)),
     "speedup": speedup_of,
     "measured": speedup_of,
     "95 %": drafts_only(row_interval),

@@ -4,37 +4,22 @@ accounting  the rounds that were made, priced with calibrated costs. It is wrong
 forecast    the baseline's text, one pass of the draft over it, and the same costs. It sees no timed speculative run.
 
 The ladder starts at the book's formula and changes one assumption at a time until it reaches the measurement; the
-factor between two rungs is what that assumption is worth, and the last one is what none of them explains. Costs are
-those of speclab/theory/costs.py, expectations those of speclab/theory/forecast.py.
+factor between two rungs is what that assumption is worth, and the last one is what none of them explains.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-from speclab.records.rows import Decoded, Noise, RoundCounts, Row, Rung
+from speclab.records.rows import Decoded, Noise, RoundCounts, Row, Rung, Verdict
 from speclab.theory.costs import Costs, catch_ups
 from speclab.theory.forecast import AcceptProbs, Forecast, forecast
-from speclab.theory.formulas import book_formula, expected_tokens_per_round, leviathan_speedup, ratio_interval
+from speclab.theory.formulas import expected_tokens_per_round, leviathan_speedup
 from speclab.theory.ladder import RUNGS
 
-
-class Value(NamedTuple):
-    """A number and its 95 % interval, None where fewer than three prompts were measured."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-
-def decoding(row: Row) -> Value:
-    """Return the speedup of decoding alone."""
-    return Value(row.speedup, row.speedup_low, row.speedup_high)
-
-
 Text = tuple[int, ...]  # new tokens
+FURTHEST = 1.10  # reach of a noise floor beyond which speeds are rough; those of quiet machines reach 0.94 and 1.10
 
 
 @dataclass
@@ -42,10 +27,10 @@ class PredictedSeconds:
     """The predicted seconds of one arm on one prompt, summed over repeats."""
 
     baseline: float = 0.0
-    draft: float = 0.0  # seconds of the drafts in the rounds that were made
+    draft: float = 0.0  # of the drafts in the rounds that were made
     verify: float = 0.0
     overhead: float = 0.0
-    expected: float = 0.0  # seconds of the rounds that the forecast expects; 0 where there is no forecast
+    expected: float = 0.0  # of the rounds that the forecast expects; 0 where there is no forecast
     expected_rounds: float = 0.0
 
     def __iadd__(self, other: "PredictedSeconds") -> "PredictedSeconds":
@@ -61,31 +46,27 @@ def price(
     accept_probs: Callable[[Text], AcceptProbs] | None = None,
     rounds_along: Callable[[Text], list[RoundCounts]] | None = None,
     lookup_costs: Costs | None = None,
-) -> PredictedSeconds:
+) -> PredictedSeconds | None:
     """Compute both predictions for one arm on one prompt.
 
     accept_probs gives the draft's acceptance probabilities along a text of the baseline; rounds_along the rounds along
     it, for a draft whose proposals depend on the rounds before. Without either there is no forecast. lookup_costs: of
-    the rounds in which the lookup of a hybrid draft proposes; without them a text along which it does has no forecast.
+    the rounds in which the lookup of a hybrid draft proposes; where one does, there is no prediction without them.
     """
-    part = PredictedSeconds()
-    for text, rounds in zip(baseline.texts, line.rounds, strict=True):
-        part.baseline += sum(costs.step_seconds(line.n_prompt + i) for i in range(len(text) - 1))
-        part += _of_rounds(rounds, line.n_prompt, costs, lookup_costs)
-    for distinct, n_repeats in Counter(map(tuple, baseline.texts)).items():
-        if accept_probs:
-            found = expected(accept_probs(distinct), line.arm.draft_length, costs, line.n_prompt)
-            seconds, n_rounds = found.cost, found.n_rounds
-        elif rounds_along:
-            rounds = rounds_along(distinct)
-            if lookup_costs is None and any(made.looked_up for made in rounds):
-                return replace(part, expected=0.0, expected_rounds=0.0)
-            made = _of_rounds(rounds, line.n_prompt, costs, lookup_costs)
-            seconds, n_rounds = made.draft + made.verify + made.overhead, len(rounds)
-        else:
-            break
-        part.expected += n_repeats * seconds
-        part.expected_rounds += n_repeats * n_rounds
+    n, texts = line.n_prompt, [tuple(text) for text in baseline.texts]
+    along = [rounds_along(text) for text in texts] if rounds_along else []
+    probs = [accept_probs(text) for text in texts] if accept_probs else []
+    if lookup_costs is None and any(made.looked_up for rounds in (*line.rounds, *along) for made in rounds):
+        return None
+    part = PredictedSeconds(sum(sum(costs.step_seconds(n + i) for i in range(len(text) - 1)) for text in texts))
+    for rounds in line.rounds:
+        part += _of_rounds(rounds, n, costs, lookup_costs)
+    for rounds in along:
+        made = _of_rounds(rounds, n, costs, lookup_costs)
+        part += PredictedSeconds(expected=made.draft + made.verify + made.overhead, expected_rounds=len(rounds))
+    for rows in probs:
+        found = expected(rows, line.arm.draft_length, costs, n)
+        part += PredictedSeconds(expected=found.cost, expected_rounds=found.n_rounds)
     return part
 
 
@@ -94,7 +75,7 @@ def _of_rounds(rounds: list[RoundCounts], context: int, costs: Costs, lookup_cos
     part = PredictedSeconds()
     for (n_drafted, n_accepted, looked_up), catch_up in zip(rounds, catch_ups(rounds), strict=True):
         own = lookup_costs if looked_up and lookup_costs else costs
-        part.draft += own.draft_seconds(n_drafted, context, 1 if looked_up else catch_up)
+        part.draft += own.draft_seconds(n_drafted, context, catch_up)
         part.verify += own.verify_seconds(n_drafted + 1, context)
         part.overhead += own.overhead_seconds(n_drafted, rejected=n_accepted < n_drafted)
         context += n_accepted + 1
@@ -104,10 +85,10 @@ def _of_rounds(rounds: list[RoundCounts], context: int, costs: Costs, lookup_cos
 def expected(accept_probs: AcceptProbs, draft_length: int, costs: Costs, n_prompt: int) -> Forecast:
     """Return the forecast in seconds. The context of a round grows with the new tokens committed before it."""
 
-    def seconds(n_drafted: int, state: int) -> float:
+    def of_round(n_drafted: int, state: int) -> float:
         return costs.round_seconds(n_drafted, n_prompt + state - 1)
 
-    return forecast(accept_probs, draft_length, seconds, costs.draft_catch, costs.replay)
+    return forecast(accept_probs, draft_length, of_round, costs.draft_catch, costs.replay)
 
 
 def predictions(row: Row, part: PredictedSeconds) -> dict[str, Any]:
@@ -123,13 +104,11 @@ def predictions(row: Row, part: PredictedSeconds) -> dict[str, Any]:
         "forecast_tokens_per_round": row.n_emitted / part.expected_rounds if part.expected else None,
     }
     acceptance_rate, k = row.acceptance_rate, row.draft_length
-    # The formula and the ladder know one length and no branches.
-    if acceptance_rate is None or not k or not part.expected or row.book_formula is None:
+    if acceptance_rate is None or row.book_formula is None or not part.expected:
         return added
     tau = expected_tokens_per_round(acceptance_rate, k)
     model = tau / (draft + verify + overhead)
-    speedups = [book_formula(acceptance_rate, k), tau, tau / (1 + draft), tau / (draft + verify), model]
-    speedups += [added["forecast"], row.speedup]
+    speedups = [row.book_formula, tau, tau / (1 + draft), tau / (draft + verify), model, added["forecast"], row.speedup]
     return added | {
         "leviathan": leviathan_speedup(acceptance_rate, k, added["draft_cost"]),
         "cost_model": model,
@@ -139,29 +118,10 @@ def predictions(row: Row, part: PredictedSeconds) -> dict[str, Any]:
 
 # --- noise ------------------------------------------------------------------------------------------------------------
 
-FURTHEST = 1.10  # a factor, in both directions; the floors of quiet machines reach 0.94 and 1.10
 
-
-def noise_floor(baseline: list[Decoded], again: list[Decoded]) -> Noise | None:
-    """Return the ratio of the baseline's time to that of its own second run on the same prompts, with a 95 % interval.
-    None where there is no second run."""
-    if not again or not baseline:
-        return None
-    seconds, of = {one.prompt_index: one.seconds for one in baseline}, baseline[0]
-    tops, bottoms = [seconds[one.prompt_index] for one in again], [one.seconds for one in again]
-    low, high = ratio_interval(tops, bottoms) or (None, None)
-    ratio = sum(tops) / sum(bottoms)
-    return Noise(temperature=of.temperature, ratio=ratio, low=low, high=high, n_texts=of.n_texts)
-
-
-def verdict(
-    speedup: float, low: float | None, high: float | None, floor: Noise | None = None
-) -> Literal["faster", "unclear", "slower"]:
-    """Say faster, slower, or unclear: the interval covers 1 or there is none, or the speedup is no further from 1 than
-    the baseline may be from itself.
-
-    low, high: the speedup's 95 % interval, None with fewer prompts than it needs. floor: `noise_floor` of the run.
-    """
+def verdict(speedup: float, low: float | None, high: float | None, floor: Noise | None = None) -> Verdict:
+    """Say faster, slower, or unclear: the 95 % interval covers 1 or there is none, or the speedup is no further from 1
+    than the baseline may be from itself, by the interval of its noise floor."""
     own = reach(replace(floor, ratio=1.0)) if floor else 1.0
     if low is None or high is None or low <= 1 <= high or abs(math.log(speedup)) <= math.log(own):
         return "unclear"
@@ -169,18 +129,13 @@ def verdict(
 
 
 def reach(floor: Noise) -> float:
-    """Return the largest factor by which the baseline may differ from itself, at least 1: the further end of the
-    interval, or of the ratio alone where there is none.
-
-    >>> reach(Noise(temperature=0, ratio=1.0, low=0.8, high=1.1))
-    1.25
-    """
+    """Return the largest factor, at least 1, by which the baseline may differ from itself: the furthest of the ratio
+    and the ends of its interval."""
     ends = [end for end in (floor.ratio, floor.low, floor.high) if end is not None]
     return max(max(end, 1 / end) if end else math.inf for end in ends)
 
 
-def too_wide(floors: Iterable[Noise]) -> Noise | None:
-    """Return the noise floor that reaches furthest, where that is further than FURTHEST and speeds are rough; None
-    where none does."""
-    worst = max(floors, key=reach, default=None)
-    return worst if worst is not None and reach(worst) > FURTHEST else None
+def too_wide(floors: Iterable[Noise]) -> float | None:
+    """Return the reach of the widest noise floor where that is more than FURTHEST, so that speeds are rough."""
+    widest = max(map(reach, floors), default=1.0)
+    return widest if widest > FURTHEST else None

@@ -4,11 +4,10 @@ A speedup is a quotient of two sums of seconds. To explain one, you need the sec
 what the round did: n tokens drafted, a pass over n + 1, with so many tokens in the target's cache before (the context).
 `Costs` says how, and `fit` makes them of rounds that have a clock on every phase.
 
-Everything is a mean. Shared machines jump between a fast and a slow state, medians then fall into one of them, and
-medians do not add up to a total. A mean for every width or length, and slopes that all of them share, do: over the
-rounds that were fitted, predictions and observations have the same sum. One exception: an observation above `STALL`
-times the median of its kind counts as that much, so that a single stall of the machine does not decide the mean of a
-rare width.
+Shared machines jump between a fast and a slow state: medians fall into one of them and do not add up to a total. Means
+for every width or length, and slopes that all of them share, do: over the rounds that were fitted, predictions and
+observations have the same sum. An observation above `STALL` times the median of its kind counts as that much, so that
+no single stall of the machine decides the mean of a rare width.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -41,18 +40,14 @@ class RoundTime(NamedTuple):
 
 
 def catch_ups(rounds: Iterable[RoundCounts]) -> list[int]:
-    """Return the number of tokens that a draft model has not been fed when each round begins.
+    """Return for each round the number of tokens that the draft model had not been fed; 1 where a lookup drafts.
 
     The last drafted token is never fed, so a fully accepted round leaves two. A round without a draft leaves one more,
     and one that a hybrid's lookup drafted for leaves all that it committed.
-
-    >>> chains = [(4, 4), (4, 1), (0, 0), (0, 0), (2, 2)]
-    >>> catch_ups([*(RoundCounts(*made) for made in chains), RoundCounts(5, 3, looked_up=True), RoundCounts(2, 0)])
-    [1, 2, 1, 2, 3, 2, 6]
     """
     waiting, by_round = 1, []
     for n_drafted, n_accepted, looked_up in rounds:
-        by_round.append(waiting)
+        by_round.append(1 if looked_up else waiting)
         if looked_up or n_drafted == 0:
             waiting += n_accepted + 1
         else:
@@ -83,7 +78,6 @@ class Costs:
         return _read(self.verify_at, width) + self.verify_slope * context
 
     def draft_seconds(self, n_drafted: int, context: float, catch_up: int = 1) -> float:
-        """Return the seconds of a whole draft."""
         if n_drafted == 0:
             return self.draft_idle
         at = _read(self.draft_at, n_drafted)
@@ -146,11 +140,8 @@ def fit(rounds: Sequence[RoundTime], steps: Sequence[RoundTime]) -> dict[tuple[s
 
 def _means(rounds: Sequence[RoundTime], phase: str, place: Place) -> tuple[dict[int, float], float, float]:
     """Return the mean seconds of every cell where both columns are 0, and the slopes >= 0 of the columns, which all
-    cells share.
-
-    The second column is most often the context. Its slope is used only where it stands out of the noise: contexts of a
-    run may hardly differ, and a slope made of noise would be multiplied by a long context.
-    """
+    cells share. That of the second, mostly the context, is used only where it stands out of the noise: contexts of a
+    run may hardly differ, and a slope made of noise would be multiplied by a long one."""
     if not rounds:
         return {}, 0.0, 0.0
     by_kind: dict[tuple[int, int], list[float]] = {}
@@ -164,10 +155,10 @@ def _means(rounds: Sequence[RoundTime], phase: str, place: Place) -> tuple[dict[
     table = np.array([seconds, *places.T[1:]])  # (3, n)
     means = np.array([table[:, cells == i].mean(1) for i in range(len(names))])  # (cells, 3)
     times, first, second = table - means[cells].T
-    (slopes, rest), plain = (_slopes(np.array([first, other]), times) for other in (second, 0 * second))
+    (slopes, rest), (plain, rest_of_plain) = (_slopes(np.array([first, x]), times) for x in (second, 0 * second))
     spare = len(times) - len(names) - 2
-    if spare < FEWEST_SPARE or plain[1] - rest <= STANDARD_ERRORS**2 * rest / spare:
-        slopes = plain[0]
+    if spare < FEWEST_SPARE or rest_of_plain - rest <= STANDARD_ERRORS**2 * rest / spare:
+        slopes = plain
     # No cell may cost less than nothing where both columns are 0.
     sloped = means[:, 1:] @ slopes
     slopes = slopes * min([1.0, *(means[sloped > 0, 0] / sloped[sloped > 0])])

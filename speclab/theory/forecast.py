@@ -8,14 +8,12 @@ the rounds before:
     n-gram                  1 where the proposal is the token that the target has there, else 0
 
 So the baseline's text and one pass of the draft model over it give the exact expectation of every count at every draft
-length (tests/theory/test_forecast.py compares with the production rule, enumerated in rational numbers). No average
-acceptance rate is involved. That matters: hard places come in groups, and the formula for independent positions with
-the same average promises several per cent too much.
+length. No average acceptance rate is involved. That matters: hard places come in groups, and the formula for
+independent positions with the same average promises several per cent too much.
 
 A state t is the number of new tokens committed so far. Token 0 comes from prefill, so decoding starts in state 1 and
 ends in state N, the length of the text. `accept_probs[t][n]` is the probability that the n-th token (from 0) of a
-proposal made in state t is accepted, given that those before it were. A proposal may be shorter than the draft length
-or empty.
+proposal made in state t is accepted, given that those before it were. Proposals may be shorter than the draft length.
 
 Not covered: accept rules that judge several drafted tokens together, drafts with branches or that learn from the rounds
 before, and an end token that stops the text before N tokens.
@@ -33,7 +31,7 @@ Cost = Callable[[int, int], float]  # (tokens drafted, state) -> cost of that ro
 class Forecast(NamedTuple):
     """Expectations over one decoding, the prefill token apart."""
 
-    cost: float  # in the unit of `round_cost`; the number of rounds where none is given
+    cost: float  # in the unit of `round_cost`; without one the number of rounds
     n_rounds: float
     n_drafted: float
     n_tested: float  # accepted and rejected: drafts after a rejection are never tested
@@ -44,23 +42,32 @@ class Forecast(NamedTuple):
 def forecast(
     accept_probs: AcceptProbs,
     draft_length: int,
-    round_cost: Cost | None = None,
+    round_cost: Cost = lambda n_drafted, state: 1.0,
     full_round_extra: float = 0.0,
     rejected_round_extra: float = 0.0,
 ) -> Forecast:
     """Return exact expectations of decoding with this draft length, up to as many tokens as there are rows of
-    acceptance probabilities: no round drafts more than what is left but one.
+    acceptance probabilities: no round drafts more than what is left but one. Raises ValueError for a probability
+    outside 0 … 1.
 
     full_round_extra: what a round costs more because the round before accepted all it drafted (at least one): the
     draft then has two tokens to read. A round that drafts nothing does not have this extra, and neither has the first.
-
     rejected_round_extra: what a round costs more in which not all drafts are accepted: some targets replay then.
-
-    ValueError: a probability outside 0 … 1.
     """
     n_tokens = len(accept_probs)
     rows = [accept_probs[t][: min(draft_length, n_tokens - t - 1)] for t in range(1, n_tokens)]
-    return _expect(rows, round_cost or (lambda n_drafted, state: 1.0), full_round_extra, rejected_round_extra)
+    lengths, visits, full, rejected, survival = _visits(rows)
+    costs = np.array([round_cost(int(n), 1 + i) for i, n in enumerate(lengths)], dtype=float)
+    accepted = survival[:, 1:].sum(1)
+    tested = survival.sum(1) - survival[np.arange(len(rows)), lengths]  # a draft is tested if all before it passed
+    return Forecast(
+        cost=float(visits @ (costs + full_round_extra * full + rejected_round_extra * rejected)),
+        n_rounds=float(visits.sum()),
+        n_drafted=float(visits @ lengths),
+        n_tested=float(visits @ tested),
+        n_accepted=float(visits @ accepted),
+        n_rejected=float(visits @ rejected),
+    )
 
 
 def _visits(rows: list[Sequence[float]]) -> tuple[np.ndarray, ...]:
@@ -70,8 +77,7 @@ def _visits(rows: list[Sequence[float]]) -> tuple[np.ndarray, ...]:
     n_states = len(rows)
     lengths = np.array([len(row) for row in rows], dtype=int)
     longest = lengths.max(initial=0)
-    # Probability that at least 0, 1, … drafts are accepted; 0 past the row's end.
-    survival = np.zeros((n_states, longest + 1))
+    survival = np.zeros((n_states, longest + 1))  # 0 past the end of a row
     survival[:, 0] = 1
     for i, row in enumerate(rows):
         survival[i, 1 : len(row) + 1] = row
@@ -91,21 +97,3 @@ def _visits(rows: list[Sequence[float]]) -> tuple[np.ndarray, ...]:
     follows = np.append(lengths, 0)[np.minimum(np.arange(n_states) + lengths + 1, n_states)] > 0
     full = accepts_all * (lengths > 0) * follows  # the round after a full one may not draft at all
     return lengths, visits, full, 1 - accepts_all, survival
-
-
-def _expect(
-    rows: list[Sequence[float]], round_cost: Cost, full_round_extra: float, rejected_round_extra: float
-) -> Forecast:
-    """Add up the rounds of every state, weighted with the probability that a round begins in it."""
-    lengths, visits, full, rejected, survival = _visits(rows)
-    costs = np.array([round_cost(int(n), 1 + i) for i, n in enumerate(lengths)], dtype=float)
-    accepted = survival[:, 1:].sum(1)
-    tested = survival.sum(1) - survival[np.arange(len(rows)), lengths]  # a draft is tested if all before it passed
-    return Forecast(
-        cost=float(visits @ (costs + full_round_extra * full + rejected_round_extra * rejected)),
-        n_rounds=float(visits.sum()),
-        n_drafted=float(visits @ lengths),
-        n_tested=float(visits @ tested),
-        n_accepted=float(visits @ accepted),
-        n_rejected=float(visits @ rejected),
-    )

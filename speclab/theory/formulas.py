@@ -64,12 +64,12 @@ SMALLEST_ERROR_SHARE = 0.3  # floor of a resample's standard error, as a share o
 
 
 def ratio_interval(
-    numerators: list[float], denominators: list[float], level: float = 0.95, resamples: int = 2000, seed: int = 0
+    numerators: list[float], denominators: list[float], resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float] | None:
-    """Return the bootstrap-t interval of sum(numerators) / sum(denominators) over paired prompts; None below FEWEST.
+    """Return the 95 % interval of sum(numerators) / sum(denominators) over paired prompts; None below FEWEST.
 
-    Studentised on the log ratio with the delta method's standard error (Efron & Tibshirani 1993, ch. 12). Simulated, an
-    interval of 95 % covers 94-96 % from 24 prompts on where all prompts make as many tokens; 92-94 % at 10 to 50 where
+    It is a bootstrap-t interval of the log ratio with the delta method's standard error (Efron & Tibshirani 1993, ch.
+    12). Simulated, it covers 94-96 % from 24 prompts on where all make as many tokens; 92-94 % at 10 to 50 where
     lengths and speedups are very skewed and correlated. Where one prompt in twenty behaves differently, a sample of 24
     often has no such prompt, and the interval covers 75 %.
     """
@@ -84,14 +84,13 @@ def ratio_interval(
     estimates, errors = _log_ratio(top[rows], bottom[rows])
     # Where most prompts share one ratio, many resamples hold only those, and a division by their tiny error explodes.
     errors = np.maximum(errors, error * SMALLEST_ERROR_SHARE)
-    quantiles = np.quantile((estimates - estimate) / errors, [(1 - level) / 2, (1 + level) / 2])
+    quantiles = np.quantile((estimates - estimate) / errors, [(1 - 0.95) / 2, (1 + 0.95) / 2])
     low, high = estimate[0] - error[0] * quantiles[::-1]
     return math.exp(low), math.exp(high)
 
 
 def _log_ratio(top: np.ndarray, bottom: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the log of the ratio of sums and its standard error, (resamples,) each, from (resamples, prompts)
-    twice."""
+    """(resamples, prompts), twice -> the logs of the ratios of sums and their standard errors, (resamples,) each"""
     n = top.shape[1]
     tops, bottoms = top.sum(1, keepdims=True), bottom.sum(1, keepdims=True)
     influence = top / tops - bottom / bottoms  # sums to zero over the prompts

@@ -4,15 +4,16 @@ Greedy output must equal the baseline's token for token. Where it does not, floa
 width k + 1 rounds differently from k + 1 passes of width 1. `judge_divergence` looks at the first difference and tells
 rounding from a bug.
 
-Sampled output has no baseline to equal. `ZSums` tests each emitted token against the target's distribution at its
-place; the sums are martingales, so the tokens need not be independent. A decoder and its judge compute the same logits
-in passes of different widths, so near the edge of top-k and top-p their filters may keep different tokens. `kept` says
-which tokens are kept whatever the rounding. The tests are about these alone, and tokens at the edge are left out of
-them. Which ones these are depends on the text before the token, never on which token was drawn.
+Sampled output has no baseline to equal. `z_statistics` tests each emitted token against the target's distribution at
+its place; the sums are martingales, so the tokens need not be independent. A decoder and its judge compute the same
+logits in passes of different widths, so near the edge of top-k and top-p their filters may keep different tokens.
+`kept` says which tokens are kept whatever the rounding. The tests are about these alone, and tokens at the edge are
+left out of them. Which ones these are depends on the text before the token, never on which token was drawn.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
@@ -27,6 +28,10 @@ RESOLVED = 0.25  # standard deviation of ln p by rounding; less moves no statist
 APART = 8  # the difference of two logits is off by fewer standard deviations of one logit's rounding than this
 NEVER = 40.0  # a token that is e^40 times less probable than the most probable one is not drawn
 MASS_ERROR = 64 * torch.finfo(torch.float32).eps  # the rounding error of a sum of float32 probabilities
+
+# Of n places: the tokens, (n,), the target's distribution and the draft's, which chooses where to look, and the tokens
+# that may be emitted, (n, vocab) each. They follow from the text before each place alone.
+Places = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Divergence(NamedTuple):
@@ -46,15 +51,13 @@ def judge_divergence(
 
     vocab_size: ids above it are never emitted, so they do not count.
     """
-    pairs = list(zip(baseline, speculative, strict=False))
-    position = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-    if position is None:
-        if len(baseline) == len(speculative):
-            return None
-        return Divergence(len(pairs), -1, -1, math.inf, False)  # one stopped early: never rounding
-    expected, token = pairs[position]
-    before, text = (torch.tensor([ids], dtype=torch.long) for ids in (prompt, baseline[:position]))
-    right, deviation = (rows[-1] for rows in reference.with_deviations(before, text, vocab_size))
+    pairs = enumerate(zip_longest(baseline, speculative, fillvalue=-1))
+    if (first := next(((i, *pair) for i, pair in pairs if pair[0] != pair[1]), None)) is None:
+        return None
+    position, expected, token = first
+    if -1 in (expected, token):
+        return Divergence(position, -1, -1, math.inf, False)  # one stopped early: never rounding
+    right, deviation = (rows[-1] for rows in reference.with_deviations(prompt, baseline[:position], vocab_size))
     off = [right.max().item() - right[i].item() for i in (expected, token)]
     return Divergence(position, expected, token, off[1] - off[0], max(off) <= APART * deviation.item())
 
@@ -65,51 +68,40 @@ class ZStatistics(NamedTuple):
     residual: float  # z_S: emitted tokens that are more probable for the draft, against the number expected
     surprise: float  # z_L: -ln p of the tokens against the entropy; infinite where an impossible token was emitted
     n_tokens: int  # tokens that were looked at
-    n_uncertain: int = 0  # of these, tokens whose probability rounding decides
+    n_uncertain: int  # of these, tokens whose probability rounding decides
 
     @property
     def passed(self) -> bool:
         return all(abs(z) < Z_BOUND for z in (self.residual, self.surprise))
 
 
-class ZSums:
-    """Adds up two martingales over texts, with the variance and the third central moment that they have by chance."""
+def z_statistics(places: Iterable[Places]) -> ZStatistics:
+    """Add up two martingales over texts, with the variance and the third central moment that they have by chance.
 
-    def __init__(self) -> None:
-        self._sums = torch.zeros(2, 3, dtype=torch.float64)  # residual and surprise: total, variance, third moment
-        self._n = self._n_uncertain = 0
-
-    def add(self, tokens: Tensor, target_probs: Tensor, draft_probs: Tensor, possible: Tensor | None = None) -> None:
-        """Count (n,) tokens, one at each of n places. The distributions, (n, vocab), follow from the text before each
-        place alone; the draft's only chooses where to look.
-
-        possible: (n, vocab) of bool, tokens that may be emitted; None: those of probability above 0. Rounding decides
-        whether a filter keeps a possible token of probability 0: it is counted, but not tested, and `target_probs` are
-        those given that the token is one of the others. A token that is not possible makes z_L infinite.
-        """
+    A token that is not possible makes z_L infinite. Rounding decides whether a filter keeps a possible token of
+    probability 0: it is counted, but not tested.
+    """
+    sums, n_tokens, n_uncertain = torch.zeros(2, 3, dtype=torch.float64), 0, 0  # (residual and surprise, moments)
+    for tokens, target_probs, draft_probs, possible in places:
         p, at = target_probs.double(), tokens[:, None]
         values = torch.stack([(draft_probs > p).double(), torch.where(p > 0, -p.log(), 0.0)])  # (2, n, vocab)
         mean = (p * values).sum(-1)  # (2, n)
         above = values - mean[..., None]
         emitted = values.gather(-1, at.expand(2, -1, 1))[..., 0]
         moments = torch.stack([emitted - mean, (p * above**2).sum(-1), (p * above**3).sum(-1)], dim=-1)  # (2, n, 3)
-        tested = p.gather(-1, at)[:, 0] > 0
-        impossible = ~(tested if possible is None else possible.gather(-1, at)[:, 0])
-        self._sums += moments[:, tested].sum(1)
-        self._sums[1, 0] += torch.where(impossible, torch.inf, 0.0).sum()
-        self._n, self._n_uncertain = self._n + len(tokens), self._n_uncertain + int((~tested & ~impossible).sum())
-
-    def result(self) -> ZStatistics:
-        residual, surprise = (z_of(*sums) for sums in self._sums.tolist())
-        return ZStatistics(residual, surprise, self._n, self._n_uncertain)
+        tested, is_possible = p.gather(-1, at)[:, 0] > 0, possible.gather(-1, at)[:, 0]
+        sums += moments[:, tested].sum(1)
+        sums[1, 0] += torch.where(is_possible, 0.0, torch.inf).sum()
+        n_tokens, n_uncertain = n_tokens + len(tokens), n_uncertain + int((is_possible & ~tested).sum())
+    residual, surprise = (z_of(*moments) for moments in sums.tolist())
+    return ZStatistics(residual, surprise, n_tokens, n_uncertain)
 
 
 def z_of(total: float, variance: float, third: float) -> float:
     """Return a nearly standard normal number, also where rare events make a sum skewed; 0 where nothing varied.
 
     It solves z = w + skewness * (w^2 - 1) / 6, the Cornish-Fisher expansion, for w (Hall 1992). Of a Poisson variable
-    it lies beyond 4.9 with a probability of at most 5e-7 on either side, whether 0.01 or 1,000 events are expected
-    (tests/theory/test_z_statistics.py).
+    it lies beyond 4.9 with a probability of at most 5e-7 on either side, whether 0.01 or 1,000 events are expected.
     """
     if variance <= 1e-12 or math.isinf(total):
         return math.copysign(math.inf, total) if abs(total) > 1e-6 else 0.0
@@ -121,26 +113,24 @@ def z_of(total: float, variance: float, third: float) -> float:
 
 def known_law(
     reference: Reference, prompt: list[int], tokens: list[int], sampling: Sampling, vocab_size: int, draft_probs: Tensor
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Return what `ZSums.add` takes, for a few places of a text at a time, from uncached passes. The target's
-    distribution is that among the tokens that the filters keep whatever the rounding. The temperature must be above 0.
-    """
-    before, text = (torch.tensor([ids], dtype=torch.long) for ids in (prompt, tokens))
-    logits, deviations = reference.with_deviations(before, text[:, :-1], vocab_size)
+) -> Iterator[Places]:
+    """Return a few places of a text at a time, from uncached passes. The temperature must be above 0. The target's
+    distribution is that among the tokens that the filters keep whatever the rounding."""
+    text = torch.tensor(tokens, dtype=torch.long)
+    logits, deviations = reference.with_deviations(prompt, tokens[:-1], vocab_size)
     for start in range(0, len(tokens), CHUNK):
         part = slice(start, start + CHUNK)
         sure, possible = kept(logits[part], deviations[part], sampling)
         scaled = logits[part].double() / sampling.temperature
         probs = scaled.masked_fill(~sure, -torch.inf).softmax(-1).nan_to_num(0.0)
-        yield text[0, part], probs, draft_probs[part], possible
+        yield text[part], probs, draft_probs[part], possible
 
 
 def kept(logits: Tensor, deviation: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """Return the tokens that top-k and top-p keep whatever the rounding, and those that they may keep, (n, vocab) of
-    bool each.
+    bool each. Where rounding is too coarse at this temperature (`RESOLVED`), no token is surely kept.
 
     logits (n, vocab); deviation (n,), the standard deviation of a logit's rounding. The temperature must be above 0.
-    Where rounding is too coarse at this temperature (`RESOLVED`), no token is surely kept.
     """
     ordered, order = (logits.double() / sampling.temperature).sort(-1, descending=True)
     ordered = ordered - ordered[:, :1]

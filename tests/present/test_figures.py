@@ -10,7 +10,6 @@ from speclab.present.pictures import figures, plots
 from speclab.present.pictures.figures import Panel, Series, draw, plain
 from speclab.records.rows import Noise
 from speclab.theory import attribution, ladder
-from speclab.theory.attribution import Value
 from tests.present.made import bare, make_row, make_run
 
 
@@ -22,7 +21,7 @@ def closed():
 
 def test_values_without_an_interval_get_no_bar_and_stay_inside():
     """A marker stands beside its place, which widens no axes by itself: they must hold the value all the same."""
-    values = {1: Value(1.5, 1.2, 1.9), 2: Value(2.5, None, None), 3: Value(0.4, 0.3, None)}
+    values = {1: (1.5, 1.2, 1.9), 2: (2.5, None, None), 3: (0.4, 0.3, None)}
     figure = draw([Panel([Series("a", values), Series("b", plain([(2, 4.0)]), 1)], "k")])
     figure.draw_without_rendering()
     (axis,) = figure.axes

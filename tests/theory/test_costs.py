@@ -1,6 +1,5 @@
 """The seconds of a round's phases, fitted to rounds made up from known costs: what comes back, and what stays sane."""
 
-import doctest
 import json
 from dataclasses import asdict, replace
 
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from draft_models import ModelDrafter
 from speclab.core.sampling import Sampling
 from speclab.records.rows import Arm, Decoded, RoundCounts
-from speclab.theory import costs
 from speclab.theory.attribution import price
 from speclab.theory.costs import Costs, RoundTime, catch_ups, fit
 from tests.decoding import ScriptedTarget
@@ -305,7 +303,3 @@ def test_catch_ups_are_what_the_drafter_feeds(counts):
         n_committed += n_accepted + 1
     if counts:
         assert expected[0] == 1
-
-
-def test_doctests():
-    assert doctest.testmod(costs).failed == 0 < doctest.testmod(costs).attempted

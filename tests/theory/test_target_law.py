@@ -13,7 +13,7 @@ from speclab.core.sampling import Sampling
 from speclab.models.cached import CachedModel, distributions
 from speclab.models.checking import rounding
 from speclab.models.checking.rounding import Reference
-from speclab.theory.losslessness import APART, CHUNK, ZStatistics, ZSums, known_law
+from speclab.theory.losslessness import APART, CHUNK, ZStatistics, known_law, z_statistics
 from tests.tiny_models import VOCAB, perturbed, tiny
 
 PROMPT = [5, 9, 2, 40, 7]
@@ -47,12 +47,11 @@ def texts(dtype: torch.dtype, sampling: Sampling, k: int, n: int = N_TEXTS) -> l
 
 def verdict(dtype: torch.dtype, sampling: Sampling, found: list[list[int]]) -> ZStatistics:
     target, draft = models(dtype)
-    reference, sums = Reference(target), ZSums()
+    reference, places = Reference(target), []
     for text in found:
         draft_probs = distributions(draft, PROMPT, text, sampling, VOCAB)
-        for part in known_law(reference, PROMPT, text, sampling, VOCAB, draft_probs):
-            sums.add(*part)
-    return sums.result()
+        places += known_law(reference, PROMPT, text, sampling, VOCAB, draft_probs)
+    return z_statistics(places)
 
 
 CASES = [
@@ -117,7 +116,7 @@ def test_texts_of_another_law_are_an_alarm(name):
 def test_differences_of_two_logits_of_cached_passes_lie_within_the_bound(dtype, shift):
     """Between the likely tokens of every place, with passes over three tokens; and the bound is not loose."""
     target, text = shifted(dtype, shift), texts(torch.bfloat16, SAMPLINGS["no filter"], 3)[0]
-    right, deviations = Reference(target).with_deviations(torch.tensor([PROMPT]), torch.tensor([text]), VOCAB)
+    right, deviations = Reference(target).with_deviations(PROMPT, text, VOCAB)
     cached = CachedModel(target)
     with torch.inference_mode():
         rows = [cached.prefill(torch.tensor([PROMPT]))[0, -1:]]
@@ -147,27 +146,25 @@ def test_tokens_are_tested_however_large_the_logits_are(shift, copied, monkeypat
     if not copied:
         monkeypatch.setattr(Reference, "_higher", property(lambda reference: reference._model))
     target, sampling = shifted(torch.bfloat16, shift), Sampling(0.9, top_k=20)
-    reference, right, wrong = Reference(target), ZSums(), ZSums()
+    reference = Reference(target)
     text = texts(torch.bfloat16, SAMPLINGS["no filter"], 3)[0]
     probs = distributions(target, PROMPT, text, sampling, VOCAB)
     generator = torch.Generator().manual_seed(5)
     even = torch.full((LENGTH, VOCAB), 1 / VOCAB)
     places_of = [places for _, *places in known_law(reference, PROMPT, text, sampling, VOCAB, even)]
-    for sums, law in ((right, probs), (wrong, even)):
-        for part, places in zip(law.split(CHUNK), places_of, strict=True):
-            drawn = torch.multinomial(part, 40, replacement=True, generator=generator)  # (n, 40)
-            for tokens in drawn.T:
-                sums.add(tokens, *places)
-    assert right.result().passed
-    assert right.result().n_uncertain < right.result().n_tokens / 2
-    assert not wrong.result().passed
+    found = []
+    for law in (probs, even):
+        drawn = [torch.multinomial(part, 40, replacement=True, generator=generator) for part in law.split(CHUNK)]
+        found.append(z_statistics((row, *p) for part, p in zip(drawn, places_of, strict=True) for row in part.T))
+    right, wrong = found
+    assert right.passed
+    assert right.n_uncertain < right.n_tokens / 2
+    assert not wrong.passed
 
 
 def test_without_a_copy_two_right_texts_may_differ_by_four_units_of_the_top_logit(monkeypatch):
     monkeypatch.setattr(Reference, "_higher", property(lambda reference: reference._model))
-    own, deviation = Reference(models(torch.bfloat16)[0]).with_deviations(
-        torch.tensor([PROMPT]), torch.tensor([PROMPT]), VOCAB
-    )
+    own, deviation = Reference(models(torch.bfloat16)[0]).with_deviations(PROMPT, PROMPT, VOCAB)
     units = torch.finfo(torch.bfloat16).eps * own.amax(-1).abs()
     assert torch.allclose(APART * deviation, 4 * units)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from speclab.core.accept import accept
 from speclab.core.rounds import Draft
 from speclab.core.sampling import Sampling, draw
-from speclab.theory.losslessness import RESOLVED, Z_BOUND, ZStatistics, ZSums, z_of
+from speclab.theory.losslessness import RESOLVED, Z_BOUND, ZStatistics, z_of, z_statistics
 
 VOCAB = 50
 
@@ -27,9 +27,7 @@ def uniforms(n: int, seed: int) -> Tensor:
 
 
 def judged(tokens: Tensor, p: Tensor, q: Tensor) -> ZStatistics:
-    sums = ZSums()
-    sums.add(tokens, p, q)
-    return sums.result()
+    return z_statistics([(tokens, p, q, p > 0)])
 
 
 def speculated(p: Tensor, q: Tensor, seed: int) -> tuple[Tensor, Tensor]:
@@ -111,19 +109,18 @@ def test_one_impossible_token_is_infinite_evidence(spread):
     assert judged(tokens, p, q).passed
     tokens[500] = p[500].argmin()
     assert p[500, tokens[500]] == 0
-    sums = ZSums()
-    sums.add(tokens, p, q)
-    assert sums.result().surprise == math.inf
-    sums.add(draw(p, uniforms(1000, 901)), p, q)  # honest texts afterwards do not heal it
-    assert sums.result().surprise == math.inf
-    assert not sums.result().passed
+    assert judged(tokens, p, q).surprise == math.inf
+    honest = draw(p, uniforms(1000, 901))  # texts afterwards that do not heal it
+    found = z_statistics([(tokens, p, q, p > 0), (honest, p, q, p > 0)])
+    assert found.surprise == math.inf
+    assert not found.passed
 
 
 def test_greedy_output_that_agrees_is_silent():
     """Nothing varies, so 0 / 0: two zeros and not NaN, which would compare false and look like a failure."""
     p, q = (Sampling().probs(logits) for logits in random_logits(200, 10))
-    assert judged(p.argmax(-1), p, q) == ZStatistics(0.0, 0.0, 200)
-    assert ZSums().result() == ZStatistics(0.0, 0.0, 0)
+    assert judged(p.argmax(-1), p, q) == ZStatistics(0.0, 0.0, 200, 0)
+    assert z_statistics([]) == ZStatistics(0.0, 0.0, 0, 0)
 
 
 def test_hand_computed():
@@ -153,8 +150,8 @@ def straightened(z: float, skewness: float) -> float:
 @pytest.mark.parametrize("z", [(5.0, 0.0), (0.0, -5.0), (0.0, math.nan)])
 def test_verdict_is_two_sided_and_needs_all(z):
     """Too few liked tokens are as wrong as too many; and NaN is no pass."""
-    assert ZStatistics(4.8, -4.8, 1).passed
-    assert not ZStatistics(*z, 1).passed
+    assert ZStatistics(4.8, -4.8, 1, 0).passed
+    assert not ZStatistics(*z, 1, 0).passed
 
 
 @pytest.mark.parametrize("expected", [0.01, 0.64, 30])
@@ -180,9 +177,7 @@ def test_quiet_where_nearly_all_tokens_are_certain(chance):
     runs = torch.rand(2000, 64, generator=generator, dtype=torch.float64) < chance
     assert runs.any(-1).sum() > 5
     for tokens in runs[runs.any(-1)].long():
-        sums = ZSums()
-        sums.add(tokens, p, p.flip(-1))
-        assert sums.result().passed
+        assert judged(tokens, p, p.flip(-1)).passed
 
 
 def test_rounding_that_is_tested_at_all_is_not_felt():
@@ -200,10 +195,8 @@ def test_rounding_that_is_tested_at_all_is_not_felt():
 def test_tokens_at_an_edge_are_counted_and_change_no_statistic():
     p = torch.tensor([[0.25, 0.75, 0.0, 0.0]] * 3)
     possible = torch.tensor([[True, True, True, False]] * 3)
-    plain, edge = ZSums(), ZSums()
-    plain.add(torch.tensor([0, 1]), p[:2], p[:2].flip(-1))
-    edge.add(torch.tensor([0, 1, 2]), p, p.flip(-1), possible)
-    assert edge.result()[:2] == plain.result()[:2]
-    assert edge.result()[2:] == (3, 1)
-    edge.add(torch.tensor([3]), p[:1], p[:1].flip(-1), possible[:1])
-    assert edge.result().surprise == math.inf
+    places = [(torch.tensor([0, 1, 2]), p, p.flip(-1), possible)]
+    assert z_statistics(places)[:2] == judged(torch.tensor([0, 1]), p[:2], p[:2].flip(-1))[:2]
+    assert z_statistics(places)[2:] == (3, 1)
+    places.append((torch.tensor([3]), p[:1], p[:1].flip(-1), possible[:1]))
+    assert z_statistics(places).surprise == math.inf

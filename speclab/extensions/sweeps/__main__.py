@@ -45,7 +45,7 @@ from speclab.models import loading
 from speclab.models.prompts import Prompt
 from speclab.present import tables
 from speclab.present.pictures import figures
-from speclab.present.pictures.figures import Panel, Series, column, plain
+from speclab.present.pictures.figures import Panel, Series, Value, column, plain, with_interval
 from speclab.present.report import COSTS
 from speclab.present.screen import noise_lines, provenance, remarks, rough_line
 from speclab.present.tables import CELLS, Block, Cell, Heading, Lines, Markdown, Table, interval, number, prediction
@@ -54,7 +54,6 @@ from speclab.records.rows import Facts, Noise, Row
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note
 from speclab.theory import attribution
-from speclab.theory.attribution import Value, decoding
 
 ALL = "all"
 CONTEXTS = (128, 256, 512, 1024, 1800)  # prompt tokens
@@ -256,7 +255,7 @@ def verdict(point: Point) -> str:
     """Return faster, slower or unclear; where the prompts are too few for an interval, their number in words."""
     if point.speedup_low is None and point.verdict == "unclear":
         return tables.row_interval(point)
-    return "unclear" if point.verdict == "unclear" else attribution.verdict(*decoding(point))
+    return "unclear" if point.verdict == "unclear" else attribution.verdict(*with_interval(point))
 
 
 def by_acceptance(points: list[Point]) -> dict[float, Point]:
@@ -280,7 +279,7 @@ def break_even(points: list[Point]) -> Value | None:
         return next((x0 + (1 - y0) / (y1 - y0) * (x1 - x0) for (x0, y0), (x1, y1) in places if y0 < 1 <= y1), None)
 
     alpha = first("speedup")
-    return None if alpha is None else Value(alpha, first("speedup_high"), first("speedup_low"))
+    return None if alpha is None else (alpha, first("speedup_high"), first("speedup_low"))
 
 
 def round_cost(point: Point) -> float | None:
@@ -299,7 +298,7 @@ def lines(sweep: SweepRun) -> Lines:
     filled = []
     for label, points in curves(sweep).items() if sweep.sweep == "acceptance" else ():
         even = break_even(points)
-        said = f"{even.value:.2f} ({interval(even.low, even.high)})" if even else "-"
+        said = f"{even[0]:.2f} ({interval(*even[1:])})" if even else "-"
         filled.append(f"{label}: break-even at α = {said}")
     return Lines([SWEEPS[sweep.sweep].legend, *filled, *noise_lines(sweep.noise), *remarks(sweep), rough_line(sweep)])
 
@@ -328,7 +327,7 @@ def picture(sweep: SweepRun, folder: Path, name: str) -> Path:
     axis = SWEEPS[sweep.sweep].axis
     if sweep.sweep == "mismatch":
         names = dict(enumerate(f"{p.x}\nα = {number(p.acceptance_rate)}\n{verdict(p)}" for p in sweep.points))
-        measured = Series("measured", dict(enumerate(map(decoding, sweep.points))))
+        measured = Series("measured", dict(enumerate(map(with_interval, sweep.points))))
         forecasts = Series("forecast", plain(enumerate(p.forecast for p in sweep.points)), 5, "-")
         panels, by_label = [Panel([measured, forecasts], axis, ticks=names)], {}
     for label, points in by_label.items():
@@ -337,7 +336,7 @@ def picture(sweep: SweepRun, folder: Path, name: str) -> Path:
             x, shown = "acceptance_rate", list(by_acceptance(points).values())
             ticks = {i / 5: f"{i / 5:g}" for i in range(6)}
             more = {"ticks": ticks}
-        series = [Series("measured", {getattr(point, x): decoding(point) for point in shown})]
+        series = [Series("measured", {getattr(point, x): with_interval(point) for point in shown})]
         series += [Series(line, column(shown, key, x), look, style) for key, line, look, style in LINES]
         panels.append(Panel(series, axis, title=tables.short(label, 16), **more))
     figure = figures.draw(panels, 8.0 if len(panels) == 1 else 4.6) if sweep.points else figures.Figure()

@@ -67,15 +67,15 @@ class Reference:
             return self._model
         return copy.deepcopy(self._model).float()
 
-    def with_deviations(self, prompt: Tensor, text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+    def with_deviations(self, prompt: list[int], text: list[int], vocab_size: int) -> tuple[Tensor, Tensor]:
         """Return the best known logits after the prompt and after each token of the text, and the standard deviation of
         the run's rounding: in float32 and float64 a part of the bound of one layer, and where no copy tells a constant
-        number of units.  (1, n) and (1, m) ids -> (m + 1, vocab_size) and (m + 1,), on the CPU"""
-        ids = prompt.to(self._model.device), text.to(self._model.device)
+        number of units.  n and m ids -> (m + 1, vocab_size) and (m + 1,), on the CPU"""
+        before, after = (torch.tensor([ids], dtype=torch.long, device=self._model.device) for ids in (prompt, text))
 
         @torch.inference_mode()
         def logits(model: PreTrainedModel) -> Tensor:
-            return family_of(model).logits_after(model, *ids)[0, :, :vocab_size].cpu()
+            return family_of(model).logits_after(model, before, after)[0, :, :vocab_size].cpu()
 
         own = logits(self._model)
         if own.dtype in UNITS:

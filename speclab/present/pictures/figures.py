@@ -1,8 +1,5 @@
-"""Pictures of speedups share this module: a panel is data, and one function draws panels side by side.
-
-Measured values are markers with intervals, each with its number above the interval; predictions are lines; the line at
-1 is no gain.
-"""
+"""Pictures of speedups: a panel is data, and one function draws panels side by side. Measured values are markers with
+their intervals and numbers, predictions are lines, and the line at 1 is no gain."""
 
 import io
 import warnings
@@ -21,17 +18,19 @@ from matplotlib.transforms import ScaledTranslation
 from speclab.present.screen import ROUGH, rough_factor, small_print
 from speclab.records.files import Head
 from speclab.system.files import write_whole
-from speclab.theory.attribution import Value
 
 matplotlib.rcParams["text.parse_math"] = False  # a name with $ is no formula; no text here is one
 warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font|constrained_layout not")  # odd or long names
-# Okabe and Ito's colours without yellow; marker and line style differ too, so that grey print is enough.
+# Seven colours of Okabe and Ito's, without yellow; marker and line style differ too, so that grey print is enough.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
 STYLES = ["-", "--", "-.", ":"]
 BOOK = "book, 1/(1-α+α/k)"
 WIDEST = 60  # points for all markers at one place: less than what lies between two places
 DPI = 130
+
+
+Value = tuple[float, float | None, float | None]  # a number and its 95 % interval, None where it has none
 
 
 class Series(NamedTuple):
@@ -55,7 +54,11 @@ class Panel(NamedTuple):
 
 def plain(pairs: Iterable[tuple[Any, float | None]]) -> dict[Any, Value]:
     """Turn (place, number) pairs into values without intervals; None is left out."""
-    return {place: Value(number, None, None) for place, number in pairs if number is not None}
+    return {place: (number, None, None) for place, number in pairs if number is not None}
+
+
+def with_interval(row: Any) -> Value:
+    return row.speedup, row.speedup_low, row.speedup_high
 
 
 def column(rows: Iterable[Any], name: str, x: str = "x") -> dict[Any, Value]:
@@ -81,18 +84,19 @@ def draw(panels: list[Panel], width: float = 4.6, height: float = 4.2) -> Figure
 
 
 def _draw_panel(axis, panel: Panel) -> None:
-    """Draw the measured values first, so that they stand first in the legend."""
-    shown = [series for series in panel.series if series.values]
+    """Draw the measured values first, so that they stand first in the legend. It leaves out what begins with "_"."""
+    given = [series for series in panel.series if series.values]
+    shown = [one._replace(label=" " * one.label.startswith("_") + one.label, look=one.look % 7) for one in given]
     measured, lines = ([one for one in shown if bool(one.style) == is_line] for is_line in (False, True))
     step = min(20.0, WIDEST / max(1, len(measured)))
     for i, series in enumerate(measured):
         _markers(axis, series, (i - (len(measured) - 1) / 2) * step)
     named = set[str]()
     for series in lines:  # the first one of a name stands in the legend
-        label = "_" if series.label in named else _label(series)
+        label = "_" if series.label in named else series.label
         named.add(series.label)
-        values = [value.value for value in series.values.values()]
-        look: dict[str, Any] = {"marker": "_" * (len(values) == 1), "markersize": 12, "color": _colour(series)}
+        values = [value for value, *_ in series.values.values()]
+        look: dict[str, Any] = {"marker": "_" * (len(values) == 1), "markersize": 12, "color": COLOURS[series.look]}
         axis.plot(list(series.values), values, series.style, label=label, **look)
     if panel.log:
         axis.set_xscale("log", base=2)
@@ -106,28 +110,19 @@ def _draw_panel(axis, panel: Panel) -> None:
     legend_above(axis, panel.title)
 
 
-def _label(series: Series) -> str:
-    return " " * series.label.startswith("_") + series.label  # a legend leaves out what begins with "_"
-
-
-def _colour(series: Series) -> str:
-    return COLOURS[series.look % len(COLOURS)]
-
-
 def _markers(axis, series: Series, right: float) -> None:
     """Draw values with their intervals so many points beside their places, and the number above each."""
     moved = axis.transData + ScaledTranslation(right / 72, 0, axis.figure.dpi_scale_trans)
-    look: dict[str, Any] = {"color": _colour(series), "transform": moved, "zorder": 3}
-    ys = [value.value for value in series.values.values()]
-    axis.plot(list(series.values), ys, MARKERS[series.look % len(MARKERS)], label=_label(series), **look)
-    intervals = [(x, value.low, value.high) for x, value in series.values.items() if None not in value]
+    look: dict[str, Any] = {"color": COLOURS[series.look], "transform": moved, "zorder": 3}
+    values = [value for value, *_ in series.values.values()]
+    axis.plot(list(series.values), values, MARKERS[series.look], label=series.label, **look)
+    intervals = [(x, *ends) for x, (_, *ends) in series.values.items() if None not in ends]
     if intervals:
         axis.vlines(*zip(*intervals, strict=True), linewidth=1, **look)
     # A marker that is drawn beside its place does not widen the axes by itself.
     axis.update_datalim([(x, y) for x, value in series.values.items() for y in value if y is not None])
-    for x, value in series.values.items():
-        text = f"{value.value:.2f}"
-        note(axis, x, value.high or value.value, text, 5, right, color=_colour(series), va="bottom", rotation=90)
+    for x, (value, _, high) in series.values.items():
+        note(axis, x, high or value, f"{value:.2f}", 5, right, color=look["color"], va="bottom", rotation=90)
 
 
 def logarithmic(axis, name: str, ticks: Iterable[float], form: str) -> None:
@@ -154,15 +149,12 @@ def note(axis, x: float, y: float, text: str, up: float = 7, right: float = 0, *
 
 
 def save(figure: Figure, run: Head, folder: Path, name: str, beside: Sequence[Head] = ()) -> Path:
-    """Write the figure as folder/name.png, signed, and close it. Where speeds are rough, a line above it says so.
-
-    beside: further runs that it shows.
-    """
+    """Write the figure as folder/name.png, signed, and close it. Where speeds are rough, a line above it says so. It
+    shows the runs `beside`, too."""
     runs = [run, *beside]
     if factor := max(filter(None, map(rough_factor, runs)), key=float, default=None):
-        figure.suptitle(
-            "\n".join(filter(None, [f"{ROUGH} {factor}", figure.get_suptitle()])), fontsize=9, color="#B00020"
-        )
+        title = "\n".join(filter(None, [f"{ROUGH} {factor}", figure.get_suptitle()]))
+        figure.suptitle(title, fontsize=9, color="#B00020")
     figure.supxlabel("\n".join(map(small_print, runs)), fontsize=7, color="#555555")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})

@@ -5,12 +5,11 @@ from functools import partial
 from pathlib import Path
 
 from speclab.present.pictures import figures
-from speclab.present.pictures.figures import STYLES, Figure, Panel, Series, draw, note, plain
-from speclab.present.screen import first_rows, full_rows, target_name
+from speclab.present.pictures.figures import STYLES, Figure, Panel, Series, draw, note, plain, with_interval
+from speclab.present.screen import first_rows, full_rows, step_seconds, target_name
 from speclab.present.tables import short, temperature_name
 from speclab.records.files import ComparisonRun
 from speclab.records.rows import AUTO, Row
-from speclab.theory.attribution import decoding
 from speclab.theory.ladder import EFFECTS, factors
 
 WIDTHS = [1, 2, 3, 5, 7, 9, 13, 17]  # ticks of the picture of limits
@@ -22,10 +21,7 @@ PREDICTIONS = {"forecast": "forecast", "book_formula": figures.BOOK}
 
 def comparison(run: ComparisonRun, folder: Path, name: str) -> list[partial[Path | None]]:
     """Return the pictures of a comparison, and one of it beside its short runs: each is painted and written when it is
-    called.  -> its path, or None where there is nothing to show
-
-    Nothing is computed before: what fails in a picture costs no other file.
-    """
+    called, so that what fails in one costs no other file.  -> its path, or None where there is nothing to show"""
     painters = {"speedup": lambda rows: draw(speedup_panels(rows), 5.4, 4.6), "why": _why}
     steps = [partial(_write, paint, run, folder, f"{name}-{what}") for what, paint in painters.items()]
     if run.eager and run.padded:
@@ -45,19 +41,16 @@ def speedup_panels(rows: list[Row]) -> list[Panel]:
     ticks = {k: f"{k:g}" for k in sorted({row.draft_length for row in rows if not row.auto})}
     auto = max(ticks, default=0) + 2
     ticks |= {auto: "auto"} if any(row.auto for row in rows) else {}
-
-    def place(row: Row) -> int:
-        return auto if row.auto else row.draft_length
-
     methods = dict.fromkeys(row.method.removesuffix(AUTO) for row in rows)
     panels = []
     for temperature, n in dict.fromkeys((row.temperature, row.n_texts) for row in rows):
         series, title = [], temperature_name(temperature) + f", B = {n}" * any(row.n_texts > 1 for row in rows)
-        here = [row for row in rows if (row.temperature, row.n_texts) == (temperature, n)]
-        here.sort(key=lambda row: row.draft_length)
+        here = (row for row in rows if (row.temperature, row.n_texts) == (temperature, n))
+        of_panel = sorted(here, key=lambda row: row.draft_length)
         for look, method in enumerate(methods):
-            of_draft = [row for row in here if row.method.removesuffix(AUTO) == method]
-            series.append(Series(short(method, 16), {place(row): decoding(row) for row in of_draft}, look))
+            of_draft = [row for row in of_panel if row.method.removesuffix(AUTO) == method]
+            values = {auto if row.auto else row.draft_length: with_interval(row) for row in of_draft}
+            series.append(Series(short(method, 16), values, look))
             for (key, label), style in zip(PREDICTIONS.items(), STYLES, strict=False):
                 known = plain((row.draft_length, getattr(row, key)) for row in of_draft if not row.auto)
                 series.append(Series(label, known, look, style))
@@ -70,9 +63,7 @@ def _limits(runs: list[ComparisonRun], folder: Path, name: str) -> Path | None:
     line is what reading the weights would allow. The legend has the fastest draft, whose pass has a larger marker."""
     figure, [axis] = figures.blank(1, 6.4, 4.2)
     for run, color, marker in zip(runs, figures.COLOURS, figures.MARKERS, strict=False):
-        baseline = next(row for row in run.rows if (row.method, row.prompt_kind) == ("baseline", "all"))
-        step = baseline.seconds / max(1, baseline.n_emitted)
-        whole = [row for row in full_rows(run) if not row.auto]
+        whole, step = [row for row in full_rows(run) if not row.auto], step_seconds(run)
         passes = {row.draft_length + 1: row.verify_cost or 0.0 for row in whole} | {1: 1.0}  # tokens -> steps
         speeds, label = {m: m / (passes[m] * step) for m in sorted(passes)}, target_name(run)
         fixed = [row for row in first_rows(run) if row.draft_length and not row.auto]
