@@ -28,6 +28,12 @@ from speclab.system.files import write_whole
 NORMAL, SPECIAL, UNUSED = 1, 3, 5  # types of tokens, as llama.cpp numbers them
 
 
+def convert(name: str, path: Path) -> Path:
+    """Write the model of a folder, as `write_model` does."""
+    model = loading.load_model(name, torch.device("cpu"), torch.float32)
+    return write_model(model, loading.load_tokenizer(name), path)
+
+
 def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> Path:
     """Write a model, whole or not at all. Raises EnvironmentProblem where it has another form, or the package is
     missing.  -> path"""
@@ -111,8 +117,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("model", help="its folder")
     parser.add_argument("file", type=parsing.some_path, help="the GGUF file, which is written")
     args = parser.parse_args(argv)
-    model = loading.load_model(args.model, torch.device("cpu"), torch.float32)
-    write_model(model, loading.load_tokenizer(args.model), args.file)
+    convert(args.model, args.file)
     return 0
 
 
