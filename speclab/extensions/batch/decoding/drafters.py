@@ -16,16 +16,23 @@ import torch
 from torch import Tensor, nn
 
 from draft_models import ModelDrafter, as_draft, as_drawn, draft_room
-from speclab.core.drafter import Drafter
+from speclab.core.drafter import Drafter, Lookup
 from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import GREEDY, Drawn, Sampling, draw_draft, to_device
+from speclab.drafts.lengths import PAUSE
 from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
+from speclab.extensions.batch.decoding.budget import Budget
 from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
 
 class RowByRow:
-    """A copy of a drafter for each row. What it learns of a text it forgets before the next one."""
+    """A copy of a drafter for each row. What it learns of a text it forgets before the next one.
+
+    budget: decides how many tokens the rows draft, before they do; None: as many as they are asked for.
+    """
+
+    budget: Budget | None = None
 
     def __init__(self, drafter: Drafter, n_rows: int):
         self.rows = [copy.deepcopy(drafter) for _ in range(n_rows)]
@@ -48,6 +55,10 @@ class RowByRow:
         """Propose at most `k[r]` tokens for each row r, 0 for a row without a text. uniforms: (rows, at least the
         largest k)."""
         nothing = as_draft([], self._target.device)
+        if self.budget:
+            pairs = zip(self.rows, k, strict=True)
+            self.budget.begin([len(row.lookup(n)) if isinstance(row, Lookup) else n for row, n in pairs])
+            k = self.budget.lengths()
         drafts = [
             drafter.propose(n, uniforms[row : row + 1]) if n else nothing
             for row, (drafter, n) in enumerate(zip(self.rows, k, strict=True))
@@ -56,18 +67,24 @@ class RowByRow:
 
     def observe(self, decided: Mapping[int, Decided]) -> None:
         """Take in the decisions, by row; rows that are missing have ended."""
+        if self.budget:
+            self.budget.observe(decided)
         for row, of_row in decided.items():
             self.rows[row].observe(of_row.n_accepted, of_row.tokens)
 
 
-MOST_TO_CATCH_UP = 2  # tokens: the last committed one, and before it a drafted one that was accepted last
+# Tokens: the last committed one and, before it, a drafted one that was accepted last; after steps without drafts, more.
+MOST_TO_CATCH_UP, MOST_AFTER_STEPS = 2, PAUSE + 2
 
 
 class BatchedModelDrafter:
     """Drafts with a causal language model, one pass over all rows for each token.
 
-    Its cache and the tokens that it has not read are, row by row, those of ModelDrafter in draft_models.py.
+    Its cache and the tokens that it has not read are, row by row, those of ModelDrafter in draft_models.py. budget: is
+    asked before each pass and after it; None: as many tokens are drafted as are asked for.
     """
+
+    budget: Budget | None = None
 
     def __init__(self, draft: BatchedModel):
         self.draft = draft
@@ -78,7 +95,7 @@ class BatchedModelDrafter:
     def start(self, target: BatchedModel, sampling: Sampling, longest: int) -> None:
         self._sampling, self._vocab_size = sampling, target.vocab_size
         self._not_fed, self._n_committed = [[] for _ in range(self.draft.n_rows)], [0] * self.draft.n_rows
-        self.draft.start(longest + MOST_TO_CATCH_UP, range(1, MOST_TO_CATCH_UP + 1))
+        self.draft.start(longest + MOST_AFTER_STEPS, range(1, MOST_TO_CATCH_UP + 1))
 
     def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
         """Read the prompt. Raises EnvironmentProblem where the logits are not finite."""
@@ -90,32 +107,48 @@ class BatchedModelDrafter:
         room = [draft_room(self.draft.model, n) for n in self._n_committed]
         k = [min(pair) for pair in zip(k, room, strict=True)]
         device, n = self.draft.device, max(k)
-        if n == 0:
-            return side_by_side([as_draft([], device)] * len(k), self._vocab_size)
         for row in (row for row, left in enumerate(room) if left == 0):  # it drafts no more
             self._forget(row)
-        not_fed = [tokens if most else [] for tokens, most in zip(self._not_fed, k, strict=True)]
-        sizes = list(map(len, not_fed))
-        width = max(sizes)
-        ids = to_device([token for tokens in not_fed for token in tokens + [0] * (width - len(tokens))], device)
-        ids = self.draft.model.replace_unknown(ids.view(-1, width))
-        last = to_device([max(0, size - 1) for size in sizes], device)
-        logits = self.draft.forward(ids, sizes=sizes)  # (rows, width, vocab)
-        logits = logits[torch.arange(len(k), device=device), last]  # (rows, vocab)
+        if self.budget:
+            self.budget.begin(k)
         drawn: list[Drawn] = []
         for i in range(n):
-            if i:
-                sizes = [int(i < most) for most in k]
-                logits = self.draft.forward(drawn[-1].token.clamp(min=0)[:, None], sizes=sizes)[:, -1]
-            drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
-        draft = as_drawn(drawn, to_device(k, device))
+            if self.budget and not self.budget.goes_on(i):
+                break
+            drafting = self.budget.drafting if self.budget else [i < most for most in k]
+            logits = self._next_logits(drafting, drawn)
+            step = draw_draft(logits, self._sampling, uniforms[:, i])
+            if self.budget:
+                by_token = logits.float().softmax(-1) if step.probs is None else step.probs  # (rows, vocab)
+                if not any(self.budget.admits(by_token.amax(-1).tolist())):
+                    break
+            drawn.append(step)
+        sizes = self.budget.verified() if self.budget else k
+        if not (n := max(sizes)):
+            return side_by_side([as_draft([], device)] * len(k), self._vocab_size)
+        draft = as_drawn(drawn[:n], to_device(sizes, device))
         if draft.probs is None:
             return draft
         missing = self._vocab_size - self.draft.vocab_size
         return replace(draft, probs=nn.functional.pad(draft.probs, (0, missing)))  # (rows, n, the target's vocabulary)
 
+    def _next_logits(self, drafting: Sequence[bool], drawn: Sequence[Drawn]) -> Tensor:
+        """Read what these rows drew last, or have to catch up with.  -> (rows, vocab)"""
+        device = self.draft.device
+        if drawn:
+            return self.draft.forward(drawn[-1].token.clamp(min=0)[:, None], sizes=list(map(int, drafting)))[:, -1]
+        not_fed = [tokens if asked else [] for tokens, asked in zip(self._not_fed, drafting, strict=True)]
+        sizes = list(map(len, not_fed))
+        width = max(sizes)
+        ids = to_device([token for tokens in not_fed for token in tokens + [0] * (width - len(tokens))], device)
+        last = to_device([max(0, size - 1) for size in sizes], device)
+        logits = self.draft.forward(self.draft.model.replace_unknown(ids.view(-1, width)), sizes=sizes)
+        return logits[torch.arange(len(sizes), device=device), last]  # of (rows, width, vocab)
+
     def observe(self, decided: Mapping[int, Decided]) -> None:
         """Crop each row's cache to the committed tokens, and note the tokens that it has not read."""
+        if self.budget:
+            self.budget.observe(decided)
         kept = [0] * self.draft.n_rows
         for row, length in enumerate(self.draft.lengths):
             if row not in decided:

@@ -1,0 +1,196 @@
+"""One budget for all rows: its decisions by hand, one row beside `-k auto`, and the law of two rows, enumerated."""
+
+import functools
+import itertools
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baseline_autoregressive import autoregressive_decode
+from draft_models import ModelDrafter
+from speclab.core.accept import accept_from_logits
+from speclab.core.rounds import DecodeSettings, Draft, fetch_rows, tokens_of
+from speclab.drafts.lengths import PAUSE, WEIGHT, AutoLength, RoundCosts
+from speclab.extensions.batch.decoding import texts
+from speclab.extensions.batch.decoding.batched_model import BatchedModel
+from speclab.extensions.batch.decoding.budget import OWN, PUBLISHED, RULES, Budget, StepCosts
+from speclab.extensions.batch.decoding.loops import speculative_decode_batch
+from speclab.extensions.batch.decoding.texts import Request
+from speclab.extensions.batch.tests.test_batch_loops import alone, by_text, of_batch, pair, requests, with_drafter
+from tests import test_filtered_laws as laws
+from tests.test_exact import completed, target_law, token_pieces
+from tests.test_filtered_laws import ENDS, KINDS, PROMPT, SETTINGS, TARGET, Reached
+
+TEXTS = (PROMPT, torch.tensor([[3, 1, 0, 2, 2, 4, 1, 0]]))
+
+
+def costs(verify: float, draft: float, n: int = 200, pads: bool = False) -> StepCosts:
+    """A pass takes a second, and so much more for every token but the first."""
+    passes = 1 + verify * np.maximum(0, np.arange(n) - 1)
+    return StepCosts(0.1, passes, np.zeros(n), draft * np.arange(n), pads)
+
+
+# --- what is chosen ---------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.floats(0.05, 1), min_size=9, max_size=9),
+    st.lists(st.floats(0, 0.3), min_size=12, max_size=12),
+    st.lists(st.integers(0, 3), min_size=3, max_size=3),
+)
+def test_no_other_lengths_of_the_rows_are_worth_more(accepts, steps, most):
+    """Costs with steps, and all lengths of three rows: expected tokens less the rate times the seconds."""
+    price = replace(costs(0, 0.03), target=np.append(np.ones(4), 1 + np.cumsum(steps)))
+    budget = Budget(price, longest=3)
+    budget.begin(most)
+    budget._accepts = np.array(accepts).reshape(3, 3)
+
+    def worth(lengths) -> float:
+        gained = sum(budget._accepts[row, :n].cumprod().sum() for row, n in enumerate(lengths))
+        seconds = price.verify(budget.n_texts, sum(lengths), 0) + 0.03 * sum(lengths)
+        return gained - budget._rate * seconds
+
+    best = max(map(worth, itertools.product(*(range(n + 1) for n in most))))
+    assert worth(budget.lengths()) == pytest.approx(best)
+
+
+def test_padding_is_paid():
+    """Where rows are padded, a token beside a longer row's costs nothing more, and the longest row costs all rows."""
+    prices = [costs(0.2, 0.0, pads=pads).verify(4, [2, 4, 5], [1, 1, 2]).tolist() for pads in (False, True)]
+    assert prices == [pytest.approx([2.0, 2.4, 2.6]), pytest.approx([2.4, 2.4, 3.2])]
+
+
+def test_what_never_pays_is_tried_now_and_then():
+    """One token of one row, the one that the draft is surest of; what it teaches counts."""
+    budget, tried = Budget(costs(2.0, 2.0)), []
+    for step in range(2 * PAUSE):
+        budget.begin([3, 3])
+        if budget.goes_on(0):
+            tried.append(step)
+            assert budget.admits([0.5, 0.97]) == [False, True]
+            assert not budget.goes_on(1)
+            budget.observe({1: SimpleNamespace(n_accepted=1)})
+        assert sum(budget.verified()) == (step in tried)
+    assert tried == [PAUSE - 1, 2 * PAUSE - 1]
+    assert budget.seen.given(0.97).tested == WEIGHT + 2 == budget.seen.depths[0].tested
+
+
+def test_one_row_goes_as_far_as_auto_does():
+    """A batch of one text, where verifying is free: the same rounds as with the rule of one text."""
+    target, draft = pair()
+    auto, drafter = AutoLength(ModelDrafter(draft)), of_batch(ModelDrafter(draft), 1)
+    auto.costs[0.0], drafter.budget = RoundCosts(tuple(0.12 * n for n in range(9)), (1.1,) * 9), Budget(costs(0, 0.12))
+    asked = requests()[1:2]
+    expected = alone(target, auto, asked, 8)
+    assert by_text(speculative_decode_batch(BatchedModel(target, 1), drafter, asked, 8), 1) == expected
+    assert len({made.n_drafted for made in expected[0]}) > 2
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", ["model", "ngram", "feature"])
+def test_texts_are_the_baselines(kind, rule):
+    target, one = with_drafter(kind)
+    drafter = of_batch(one, 3)
+    drafter.budget = Budget(costs(0.15, 0.02), rule, longest=4)
+    found = by_text(speculative_decode_batch(BatchedModel(target, 3), drafter, requests(), 4))
+    expected = [tokens_of(autoregressive_decode(target, *request)) for request in requests()]
+    assert [tokens_of(rounds) for rounds in found] == expected
+    made = [of_text for rounds in found for of_text in rounds]
+    assert len({one.n_drafted for one in made}) > 2
+    tested = sum(tally.tested - WEIGHT for tally in drafter.budget.seen.depths)
+    assert 0 < tested <= sum(one.n_accepted + one.n_rejected for one in made), "a text's last round is not counted"
+
+
+# --- the law of each of two rows --------------------------------------------------------------------------------------
+
+
+@functools.cache
+def models() -> list:
+    return [laws.cached(model) for model in laws.models()]
+
+
+def asked(monkeypatch, rule: str, first: float, numbers: tuple) -> tuple:
+    """The texts before the second round, and what it asks the accept rule: (texts, draft, logits), drafted with these
+    numbers. Before it all random numbers are `first`."""
+    handed, drawing = [], iter(())
+
+    def accept(*given):
+        nonlocal drawing
+        handed.append(given)
+        drawing = iter(numbers)
+        if len(handed) == 1:
+            return accept_from_logits(*given)
+        raise Reached
+
+    def uniforms(shape, *_):
+        found = torch.full(shape, first, dtype=torch.float64)
+        own = next(drawing, ())
+        found[: len(own)] = torch.tensor(own, dtype=torch.float64)
+        return found
+
+    monkeypatch.setattr(texts, "uniforms", uniforms)
+    target, draft = models()
+    drafter = of_batch(ModelDrafter(draft), 2)
+    drafter.budget = Budget(PRICES[rule], rule, longest=2)
+    found = [prompt[0].tolist() for prompt in TEXTS]
+    requests = [Request(prompt, DecodeSettings(laws.LONG, SETTINGS)) for prompt in TEXTS]
+    try:
+        for row, made in speculative_decode_batch(BatchedModel(target, 2), drafter, requests, 2, accept):
+            found[row] += made.tokens
+    except Reached:
+        return [*map(tuple, found)], *handed[-1][:2]
+    raise AssertionError("the loop ended")
+
+
+# Of the published rule with a step, behind which the rate rises again.
+PRICES = {OWN: costs(0.18, 0.1), PUBLISHED: replace(costs(0, 0.1), target=np.array([1, 1, 1, 1.4, 1.7, 1.75, 2.05]))}
+
+
+@pytest.mark.parametrize("rule", PRICES)
+def test_each_of_two_rows_keeps_the_targets_law(rule, monkeypatch):
+    """All numbers that draft for both rows, at both ends of every piece; then those of the accept rule. How many tokens
+    of a row are verified depends on what both have drawn."""
+    tally, sizes = Counter(), set()
+    for first, end in itertools.product((0.2, 0.5), ENDS):
+        before = asked(monkeypatch, rule, first, ())[0]
+        found = [{}, {}]
+        for both in itertools.product(*(laws.drawn(2, laws.draft_row, text) for text in before)):
+            numbers = tuple([piece.at(end) for piece in one.numbers] for one in both)
+            _, draft, logits = asked(monkeypatch, rule, first, numbers)
+            sizes.add(tuple(draft.size.tolist()))
+            chance = both[0].chance * both[1].chance
+            for row, one in enumerate(both):
+                n = int(draft.size[row])
+                probs = None if draft.probs is None else draft.probs[[row], :n]  # None: no row drafts
+                own = Draft(draft.tokens[[row], :n], draft.size[[row]], probs)
+                assert tuple(own.tokens[0].tolist()) == one.tokens[:n]
+                for tokens, of_block, decided in judged(own, logits[[row], : n + 1], before[row], one.laws[:n], end):
+                    found[row][tokens] = found[row].get(tokens, 0.0) + chance * of_block
+                    tally.update(decided)
+        for law, text in zip(found, before, strict=True):
+            right = target_law(TARGET, text, 3)
+            laws.assert_same_law(completed(law, TARGET, text, 3), right)
+    assert min(tally[kind] for kind in KINDS) > 0, tally
+    assert len(sizes) > 2
+    assert len({a for a, b in sizes}) > 1 < len({b for a, b in sizes})
+
+
+def judged(draft: Draft, logits: torch.Tensor, text, rows, end: float):
+    """Every outcome of the accept rule on one row: (tokens, its probability, what happened)."""
+    cells = list(itertools.product(*laws.sides_of(text, draft, rows, token_pieces)))
+    points = torch.tensor([[piece.at(end) for piece in cell] for cell in cells], dtype=torch.float64)
+    many = replace(
+        draft,
+        **{name: part.expand(len(cells), *part.shape[1:]) for name, part in vars(draft).items() if part is not None},
+    )
+    result = accept_from_logits(many, logits.expand(len(cells), -1, -1), SETTINGS, points)
+    for cell, decided in zip(cells, fetch_rows(many, result), strict=True):
+        n, a, r = decided.counts
+        what = {"drafted": n, "accepted": a, "rejected": r, "partial": a > 0 < r, "bonus": a > 0 == r}
+        yield tuple(decided.tokens), float(np.prod([piece.size for piece in cell])), what
