@@ -31,8 +31,7 @@ from typing import BinaryIO, NamedTuple
 
 from speclab.cli import parsing
 from speclab.lab.comparison import padded_kinds
-from speclab.models import loading
-from speclab.models.padding import is_lab_size
+from speclab.models import loading, padding
 from speclab.system import terminal
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import ROOT, check_writable, write_whole
@@ -75,7 +74,7 @@ def stages_of(args: argparse.Namespace) -> list[Stage]:
     def size(name: str, record: str, seconds: float) -> list[Stage]:
         target, shown = loading.LAB_TARGET if name == "lab" else name, loading.short_name(name)
         loading.load_tokenizer(target)  # each is looked at before the first one is measured
-        draft = padded_kinds(["model"], name)[0] if is_lab_size(name) else "model"
+        draft = padded_kinds(["model"], name)[0] if name.startswith(padding.PREFIX) else "model"
         words, peers = ("--target", target, "--name", record, "--draft"), f"-m benchmarks.peers -k {LENGTHS[0]}"
         return [
             stage(f"{shown}: compare", seconds, f"compare.py -k {LENGTHS} --alone", *words, f"{draft},ngram"),

@@ -203,7 +203,7 @@ def passes_table(model: ModelPasses, ceilings: dict[str, float]) -> Table:
 
 def model_title(model: ModelPasses, ceilings: dict[str, float]) -> str:
     size = f"{model.parameters / 1e6:.1f} M parameters, {model.weight_bytes / 1e6:.0f} MB read in a pass"
-    size += ", padded" * padding.is_lab_size(model.name)
+    size += ", padded" * model.name.startswith(padding.PREFIX)
     speed = f"bandwidth {best_bandwidth(model, ceilings) / 1e9:.1f} GB/s"
     where = f"{model.context} tokens in the cache, {model.engine} engine, {speed}"
     return f"{model.role.capitalize()} {model.name}: {size}, {where}"

@@ -71,7 +71,7 @@ def headline() -> str:
 
     def text(one: tuple[ComparisonRun, Path, Row]) -> str:
         name = one[0].settings["target"]
-        if not padding.is_lab_size(name):
+        if not name.startswith(padding.PREFIX):
             return "its own"
         return f"of the {padding.OWN['target']} model at the price of {name.split(':')[1].upper()}"
 

@@ -82,7 +82,7 @@ def filled(args: argparse.Namespace) -> argparse.Namespace:
     """Return the arguments, with the defaults of their size wherever the command line gives none. `others`: whether the
     lab's pair is measured eagerly and padded as well."""
     size = "quick" if args.quick else "full" if args.full else "default"
-    is_lab = args.target == LAB_TARGET or padding.is_lab_size(args.target)
+    is_lab = args.target == LAB_TARGET or args.target.startswith(padding.PREFIX)
     defaults = ALWAYS | SIZES[size] | {"draft": LAB_DRAFTS if is_lab else USUAL_DRAFTS}
     if args.texts:
         defaults["max_new_tokens"] = ANSWER_TOKENS

@@ -125,7 +125,7 @@ def read(text: str) -> Choice:
         if argument and kind.usage == name:
             raise UsageProblem(f"{text}: this kind of draft takes no argument; give {name}")
         return kind.read(argument, text)
-    if padding.is_lab_size(text):
+    if text.startswith(padding.PREFIX):
         padding.millions_of(text)
     elif not os.path.exists(text):
         near = difflib.get_close_matches(name.strip().lower(), kinds(), 1, 0.7)
@@ -194,7 +194,7 @@ def head_choice(
         target = setup.target
         check_family(target.model, f"the draft {name}", OTHER_FAMILY)
         # A padded target's states are the lab's, followed by zeros.
-        padded = padding.is_lab_size(setup.target_name)
+        padded = setup.target_name.startswith(padding.PREFIX)
         own_width = loading.load_config(loading.LAB_TARGET).hidden_size if padded else None
         # The name of a folder says nothing about the model in it.
         place = argument or own_head(name, setup.target_name if hasattr(target.model, "about") else "")

@@ -11,8 +11,7 @@ from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Draft
-from speclab.core.sampling import GREEDY, Sampling
-from speclab.engines.cuda import graphs
+from speclab.core.sampling import GREEDY, ON_GRAPHS, Sampling
 from speclab.lab.decodings import Decoding, LibraryDecoding
 from speclab.lab.instruments import LoopFunctions, VariedLength, reference_text, with_phases
 from speclab.models.prompts import Prompt
@@ -113,7 +112,7 @@ class Bench:
     @property
     def on_graphs(self) -> bool:
         """Tell whether anything is recorded and replayed: with the eager engine, too, a GPU replays the accept rule."""
-        return graphs.on_graphs(torch.empty(0, device=self.setup.device))
+        return self.setup.device.type in ON_GRAPHS
 
     def prepare(self, draft_lengths: Iterable[int], samplings: Iterable[Sampling], longest: int) -> None:
         """On CUDA graphs: say which passes will come, and record the accept rule for every number of drafted tokens,

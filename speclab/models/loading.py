@@ -28,7 +28,6 @@ from transformers.utils import logging as transformers_logging
 from speclab.models import padding
 from speclab.models.checking.checks import check_model
 from speclab.models.family import Family, family_for
-from speclab.models.generation import eos_ids
 from speclab.models.memory import why_eager
 from speclab.system import extensions
 from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem, is_out_of_memory
@@ -44,6 +43,13 @@ transformers_logging.set_verbosity_error()  # what matters of its warnings is ch
 NO_CODE = {"trust_remote_code": False}
 PROBE = "def f(x):\n    return {'a': [1, 2.5]}  # naïve Straße 東京\n"  # a text that tokenizers split differently
 ADVICE = "download it again, give a model in safetensors, or check the name and the network"
+# Settings that change what `generate` writes and that the lab does not apply, with the values that change nothing.
+UNAPPLIED = dict.fromkeys(["temperature", "top_p", "typical_p", "repetition_penalty", "num_beams", "guidance_scale"], 1)
+UNAPPLIED |= dict.fromkeys(["encoder_repetition_penalty", "top_h"], 1)
+UNAPPLIED |= dict.fromkeys(["top_k", "min_p", "no_repeat_ngram_size", "min_new_tokens", "bad_words_ids"], 0)
+UNAPPLIED |= dict.fromkeys(["suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "sequence_bias"], 0)
+UNAPPLIED |= dict.fromkeys(["begin_suppress_tokens", "min_length", "epsilon_cutoff", "eta_cutoff", "stop_strings"], 0)
+UNAPPLIED |= dict.fromkeys(["encoder_no_repeat_ngram_size", "exponential_decay_length_penalty"], 0)
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ def place_of(name: str) -> str:
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    if padding.is_lab_size(name):
+    if name.startswith(padding.PREFIX):
         padding.millions_of(name)
         name = LAB_TARGET
     load_config(name)
@@ -90,7 +96,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 def family_named(name: str) -> tuple[Family, PreTrainedConfig]:
     """Return the family of a model and its config. Raises EnvironmentProblem where nothing decodes it."""
-    config = load_config(LAB_TARGET if padding.is_lab_size(name) else name)
+    config = load_config(LAB_TARGET if name.startswith(padding.PREFIX) else name)
     family = family_for(config)
     family.check_config(config)
     return family, config
@@ -101,7 +107,7 @@ def load_model(
 ) -> PreTrainedModel:
     """Return a checked model on the device, from a folder or the hub, or a padded lab model. Raises EnvironmentProblem
     where it cannot be loaded, weights are missing, or it is not fit for cached decoding."""
-    if padding.is_lab_size(name):
+    if name.startswith(padding.PREFIX):
         if device_map:
             raise UsageProblem(f"{name} is made on one device; leave out --device-map")
         small = _whole_model(LAB[role], torch.float32, torch.device("cpu"))
@@ -193,7 +199,7 @@ def describe_model(name: str, model: PreTrainedModel, role: str = "target") -> s
     """Return one line: family, layers, parameters, padding, and what is special about its weights."""
     millions, config = sum(p.numel() for p in model.parameters()) / 1e6, model.config.get_text_config()
     layers = f"{n} layer{'s' * (n != 1)}, " if (n := getattr(config, "num_hidden_layers", 0)) else ""
-    padded = padding.describe_padding(name, role) if padding.is_lab_size(name) else ""
+    padded = padding.describe_padding(name, role) if name.startswith(padding.PREFIX) else ""
     about: str = getattr(model, "about", "")  # what its source says of the weights
     more = "".join(f"; {said}" for said in (padded, about, why_eager(model)) if said)
     return f"{name}: {config.model_type}, {layers}{millions:.1f} M parameters{more}"
@@ -237,3 +243,21 @@ def loaded(name: str, what: str, load: Callable[[], Any], advice: str = ADVICE) 
         raise EnvironmentProblem(f"cannot load {name}: {what} cannot be used: {text}; {advice}") from None
     finally:
         sys.stdin = stdin
+
+
+def eos_ids(settings: GenerationConfig) -> frozenset[int]:
+    """Return the ids that end a text. Raises EnvironmentProblem where the checkpoint names something else than ids."""
+    ids = settings.eos_token_id
+    ids = ids if isinstance(ids, list | tuple) else [] if ids is None else [ids]
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+        raise EnvironmentProblem(
+            f"eos_token_id in the model's generation_config.json is {settings.eos_token_id!r}, not an id or a list of "
+            "ids; correct that file"
+        )
+    return frozenset(ids)
+
+
+def unapplied_settings(settings: GenerationConfig) -> str:
+    """Return the generation settings of a checkpoint that `generate` applies and the lab does not."""
+    given = settings.to_diff_dict()
+    return ", ".join(f"{name} {given[name]}" for name, none in UNAPPLIED.items() if given.get(name) not in (None, none))

@@ -65,10 +65,6 @@ SIZES: dict[str, tuple[int, Shape | None, Shape]] = {
 OWN = {"target": "10 M", "draft": "1.6 M"}  # parameters of the lab's pair, which is padded
 
 
-def is_lab_size(name: str) -> bool:
-    return name.startswith(PREFIX)
-
-
 def millions_of(name: str) -> int:
     """Return the millions of parameters that a name such as lab:200m asks for. Raises UsageProblem for no size."""
     if (size := SIZES.get(name.removeprefix(PREFIX))) is None:

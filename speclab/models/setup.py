@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.models import engine_choice, generation, loading
+from speclab.models import engine_choice, loading
 from speclab.models.cached import CachedModel
 from speclab.models.checking.rounding import Reference
 from speclab.models.pieces import Pieces, added
@@ -31,7 +31,7 @@ class Setup:
 
     @property
     def eos(self) -> frozenset[int]:
-        return generation.eos_ids(self.target.model.generation_config)
+        return loading.eos_ids(self.target.model.generation_config)
 
     @functools.cached_property
     def reference(self) -> Reference:
@@ -39,7 +39,7 @@ class Setup:
 
     @property
     def unapplied(self) -> str:
-        return generation.unapplied_settings(self.target.model.generation_config)
+        return loading.unapplied_settings(self.target.model.generation_config)
 
     def sampling_at(self, temperature: float) -> Sampling:
         return replace(self.sampling, temperature=temperature)

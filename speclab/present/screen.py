@@ -85,9 +85,9 @@ def timed(repeats: int) -> str:
 def padding_remark(run: LabRun) -> str | None:
     """This text must stand beside every number of a padded target; any other target has none."""
     target = run.settings["target"]
-    if not padding.is_lab_size(target):
+    if not target.startswith(padding.PREFIX):
         return None
-    padded = [name for name in run.models if padding.is_lab_size(name)]
+    padded = [name for name in run.models if name.startswith(padding.PREFIX)]
     small = [name for name in run.models if name not in ("target", *padded)]  # lookups and hybrids are not among them
     said = f"{target} is {padding.describe_padding(target)}."
     said += f" Its draft model is padded, too: {', '.join(padded)}." * bool(padded)
@@ -96,7 +96,7 @@ def padding_remark(run: LabRun) -> str | None:
 
 def small_print(run: Head) -> str:
     """Return the line under a picture. It never leaves out that the target is padded, or the rule lossy."""
-    target = run.settings["target"] + " (padded)" * padding.is_lab_size(run.settings["target"])
+    target = run.settings["target"] + " (padded)" * run.settings["target"].startswith(padding.PREFIX)
     lossy, commit = f"; LOSSY, accept rule {run.settings.get('rule')}" * _is_lossy(run), run.versions["commit"] or ""
     return f"{target} on {hardware(run)}, {run.settings['dtype']}; {run.created}, commit {commit[:8]}{lossy}"
 

@@ -37,8 +37,7 @@ def book_formula(acceptance: float, draft_length: int) -> float:
 
 
 def expected_tokens_per_round(acceptance: float, draft_length: int) -> float:
-    """Return tau if every tested position accepts independently: (1 - a^(k+1)) / (1 - a).  Leviathan et al. 2211.17192,
-    eq. 1
+    """Return tau if tested positions accept independently: (1 - a^(k+1)) / (1 - a). Leviathan et al. 2211.17192, eq. 1
 
     >>> round(expected_tokens_per_round(0.8, 8), 2)
     4.33

@@ -29,9 +29,8 @@ PREDICTORS = {
 
 
 def factors(row: Row) -> dict[str, float]:
-    """Return the factor by which each effect multiplies the speedup, by its name, in the order of EFFECTS; empty for a
-    row without a ladder. The last two rungs are the row's forecast and its speedup, which older records name otherwise.
-    """
+    """Return the factor by which each of EFFECTS multiplies the speedup; empty for a row without a ladder. The last two
+    rungs are the row's forecast and its speedup, which older records name otherwise."""
     by_name = {rung.name: rung.speedup for rung in row.ladder or []}
     if not by_name or row.forecast is None:
         return {}

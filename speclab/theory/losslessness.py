@@ -116,14 +116,11 @@ def known_law(
 ) -> Iterator[Places]:
     """Return a few places of a text at a time, from uncached passes. The temperature must be above 0. The target's
     distribution is that among the tokens that the filters keep whatever the rounding."""
-    text = torch.tensor(tokens, dtype=torch.long)
-    logits, deviations = reference.with_deviations(prompt, tokens[:-1], vocab_size)
-    for start in range(0, len(tokens), CHUNK):
-        part = slice(start, start + CHUNK)
-        sure, possible = kept(logits[part], deviations[part], sampling)
-        scaled = logits[part].double() / sampling.temperature
-        probs = scaled.masked_fill(~sure, -torch.inf).softmax(-1).nan_to_num(0.0)
-        yield text[part], probs, draft_probs[part], possible
+    whole = torch.tensor(tokens), *reference.with_deviations(prompt, tokens[:-1], vocab_size), draft_probs
+    for ids, logits, deviations, drafted in zip(*(one.split(CHUNK) for one in whole), strict=True):
+        sure, possible = kept(logits, deviations, sampling)
+        scaled = logits.double() / sampling.temperature
+        yield ids, scaled.masked_fill(~sure, -torch.inf).softmax(-1).nan_to_num(0.0), drafted, possible
 
 
 def kept(logits: Tensor, deviation: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:

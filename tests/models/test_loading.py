@@ -15,7 +15,7 @@ import baseline_autoregressive
 import compare
 import optimized_speculative
 from speclab.lab.decodings import library_generate
-from speclab.models import generation, loading
+from speclab.models import loading
 from speclab.system.errors import EnvironmentProblem
 from tests.llamas import tiny_llama
 
@@ -162,7 +162,7 @@ def test_settings_that_the_lab_leaves_out_are_named_once(copied, capsys):
     assert "top_p" not in named[0]
     quiet = {"temperature": 1.0, "repetition_penalty": 1.0, "eos_token_id": [1, 2], "max_length": 50, "do_sample": True}
     quiet |= {"min_length": 0, "encoder_repetition_penalty": 1.0, "epsilon_cutoff": 0.0, "suppress_tokens": None}
-    assert generation.unapplied_settings(GenerationConfig(**quiet)) == ""
+    assert loading.unapplied_settings(GenerationConfig(**quiet)) == ""
 
 
 def test_the_library_runs_with_the_labs_settings_and_gets_its_own_back():

@@ -18,7 +18,7 @@ def read_mtp(argument: str, text: str) -> Choice:
 
         target = setup.target
         check_family(target.model, f"--draft {text}", OTHER_FAMILY, crops=False)
-        if padding.is_lab_size(setup.target_name):
+        if setup.target_name.startswith(padding.PREFIX):
             raise UsageProblem(f"--draft {text}: no padded target has such a head; give --draft feature")
         head = read_mtp_head(argument or target.model.name_or_path, target.model, text)
         target.hidden_layers = tuple(sorted({*target.hidden_layers, *head.config.layers}))

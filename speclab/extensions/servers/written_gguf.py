@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from speclab.cli import parsing
-from speclab.models import generation, loading
+from speclab.models import loading
 from speclab.system.errors import EnvironmentProblem, reports_problems
 from speclab.system.files import write_whole
 
@@ -71,7 +71,7 @@ def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, merges: l
     file.add_token_types([SPECIAL if i in special else NORMAL if i in tokens else UNUSED for i in rows])
     file.add_token_merges(merges)
     file.add_add_bos_token(tokenizer("x").input_ids[0] == tokenizer.bos_token_id)
-    if (eos := min(generation.eos_ids(model.generation_config), default=None)) is not None:
+    if (eos := min(loading.eos_ids(model.generation_config), default=None)) is not None:
         file.add_eos_token_id(eos)
     names = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, weight in model.named_parameters():  # a tied output layer is left out, as the format does

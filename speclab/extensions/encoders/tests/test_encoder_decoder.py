@@ -17,8 +17,7 @@ from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
-from speclab.extensions.encoders.backend import EncoderDecoderBackend, start_id
-from speclab.extensions.encoders.model_family import FAMILY, EncoderRoom
+from speclab.extensions.encoders.model_family import FAMILY, EncoderDecoderBackend, EncoderRoom, start_id
 from speclab.extensions.encoders.tests.tiny_encoders import BOS, FAMILIES, START, VOCAB, tiny, tiny_of
 from speclab.lab.decodings import library_generate
 from speclab.models.cached import CachedModel, check_prompt

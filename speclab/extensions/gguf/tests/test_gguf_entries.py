@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from speclab.extensions.gguf.tests.gguf_files import random_model
-from speclab.models import generation
+from speclab.models import loading
 from speclab.system.errors import EnvironmentProblem
 
 pytest.importorskip("gguf")
@@ -165,4 +165,4 @@ def test_a_tensor_without_a_place_is_refused(tmp_path):
 def test_a_text_ends_at_every_end_that_the_file_names(ends, tmp_path):
     entries = {f"tokenizer.ggml.{name}_token_id": value for name, value in ends.items()}
     _, found = written(CASES["gemma2"], tmp_path / "x.gguf", **entries)
-    assert generation.eos_ids(found.generation_config) == set(ends.values())
+    assert loading.eos_ids(found.generation_config) == set(ends.values())

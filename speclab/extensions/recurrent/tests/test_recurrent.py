@@ -21,9 +21,8 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
-from speclab.extensions.recurrent import backend
-from speclab.extensions.recurrent.backend import RecurrentBackend, pass_options
-from speclab.extensions.recurrent.model_family import is_recurrent, reads_several
+from speclab.extensions.recurrent import model_family
+from speclab.extensions.recurrent.model_family import RecurrentBackend, is_recurrent, pass_options, reads_several
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import family, memory
 from speclab.models.cached import CachedModel
@@ -262,7 +261,7 @@ def test_a_state_that_is_not_restored_is_refused_at_load(monkeypatch):
     sizes = {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 1, "vocab_size": VOCAB, "initializer_range": 0.5}
     model = MambaForCausalLM(MambaConfig(**sizes)).eval()
     checks.check_model(model)
-    monkeypatch.setattr(backend, "put_back", lambda cache, states: None)
+    monkeypatch.setattr(model_family, "put_back", lambda cache, states: None)
     with pytest.raises(EnvironmentProblem, match="mamba keeps a state that cannot be rolled back"):
         checks.check_model(model)
 
