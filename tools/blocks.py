@@ -10,7 +10,7 @@ from typing import Any
 from speclab.models import padding
 from speclab.present import report, screen, tables
 from speclab.records.files import ComparisonRun, read
-from speclab.records.rows import Row
+from speclab.records.rows import Row, lookup_shares
 from speclab.system.files import ROOT
 from speclab.theory.formulas import book_formula, expected_tokens_per_round
 from speclab.theory.ladder import prediction_errors, prediction_rows
@@ -59,7 +59,7 @@ def headline() -> str:
     Raises ValueError where a text of them is not the baseline's.
     """
     real, run, gpu = (comparison(path) for path in (REAL_RUN, DEFAULT_RUN, GPU_RUN))
-    parts = [(part, DEFAULT_RUN) for part in (run.eager, run, run.padded) if part]
+    parts = [(part, DEFAULT_RUN) for part in run.parts]
     found = [(one, path, drafted(one)[-1]) for one, path in ((real, REAL_RUN), *parts, (gpu, GPU_RUN))]
     found.insert(1, (real, REAL_RUN, drafted(real)[0]))
     if wrong := [row.method for _, _, row in found if not row.same_as_baseline]:
@@ -205,10 +205,11 @@ def rounds() -> str:
     """Return what a greedy round of hybrid with k = 4 costs and gives in each part of the run of three limits."""
     run = comparison(DEFAULT_RUN)
     found = []
-    for part in filter(None, (run.eager, run, run.padded)):
+    for part in run.parts:
         row = next(r for r in drafted(part) if (r.method, r.draft_length) == ("hybrid", 4))
         costs = [(row.draft_cost or 0.0) * row.n_drafted / row.n_rounds, row.verify_cost or 0.0, row.overhead or 0.0]
-        found.append((screen.target_name(part), 1e3 * screen.step_seconds(part), [*costs, sum(costs)], row))
+        shares = lookup_shares(part.raw)["hybrid", 4, 0.0]
+        found.append((screen.target_name(part), 1e3 * screen.step_seconds(part), [*costs, sum(costs)], row, shares))
     cells: dict[str, tables.Cell] = {"target": lambda line: line[0], "a step, ms": lambda line: f"{line[1]:.3g}"}
 
     def cost(i: int) -> tables.Cell:
@@ -216,6 +217,7 @@ def rounds() -> str:
 
     cells |= {name: cost(i) for i, name in enumerate(("draft", "pass", "rest", "whole round"))}
     cells |= {"tokens a round": lambda line: tables.number(line[3].tokens_per_round)}
+    cells |= {"lookups": lambda line: f"{line[4]['all']:.0%}"}
     return shown(found, cells | {"speedup": lambda line: tables.speedup(line[3].speedup)})
 
 

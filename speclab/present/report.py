@@ -8,7 +8,7 @@ from speclab.present import tables
 from speclab.present.screen import noise_lines, provenance, screen, target_name
 from speclab.present.tables import Block, Cell, Heading, Lines, Markdown, Table, cells, number, prediction, speedup
 from speclab.records.files import ComparisonRun
-from speclab.records.rows import Row
+from speclab.records.rows import AUTO, Row, lookup_shares
 from speclab.theory.ladder import EFFECTS, PREDICTORS, factors, prediction_errors, prediction_rows
 
 COSTS = (
@@ -22,6 +22,8 @@ ROWS = (
     "pass; its forecast is that along the baseline's text. A prediction of the speedup stands with its error, "
     "predicted / measured - 1. The formula and the ladder know chains only: drafts with branches have no values."
 )
+LIMITS = "passes of three targets against what limits them, and rounds in which a lookup drafts"
+SHARES = "The share of the rounds in which the lookup of a hybrid drafts, and not its model, for each kind of prompt."
 LADDER = "From the book's formula to the measured speedup: each factor is what one thing costs or gains."
 
 
@@ -29,15 +31,16 @@ def page(run: ComparisonRun, name: str) -> str:
     """Return results/NAME.md. name: the name of the pictures"""
     answer = Markdown(screen(run, markdown=True).strip())
     blocks = [provenance(run), Heading("The answer"), answer, *_pictures(run, name), *_details(run)]
-    for other in filter(None, (run.eager, run.padded)):
-        blocks += [Heading(target_name(other), 1), provenance(other), *_details(other)]
+    for other in run.parts:
+        if other is not run:
+            blocks += [Heading(target_name(other), 1), provenance(other), *_details(other)]
     return tables.show(blocks, markdown=True)
 
 
 def _pictures(run: ComparisonRun, name: str) -> list[Block]:
     """Show those of present/pictures/plots.py; the parts of a run have none of their own."""
     shown = {
-        "limits": "passes of three targets against what limits them" if run.eager and run.padded else "",
+        "limits": LIMITS if len(run.parts) == 3 else "",
         "speedup": "speedup by draft and k" if any(row.draft for row in run.rows) else "",
         "why": "from the book's formula to the measured speedup" if any(row.ladder for row in run.rows) else "",
     }
@@ -47,6 +50,8 @@ def _pictures(run: ComparisonRun, name: str) -> list[Block]:
 def _details(run: ComparisonRun) -> list[Block]:
     blocks: list[Block] = [Heading("All rows"), rows_table(run.rows), Lines([ROWS, COSTS])]
     blocks.append(errors_table(prediction_rows(run.rows)))
+    if shares := lookup_shares(run.raw):
+        blocks += [Heading("Rounds in which a lookup drafts"), shares_table(shares), Lines([SHARES])]
     ladder, effects = ladder_table(run.rows), [LADDER, *(f"{name}: {meaning}" for name, meaning in EFFECTS.items())]
     blocks += [Heading("From the formula to the measurement"), ladder, Lines(effects * bool(ladder.rows))]
     return [*blocks, Heading("Noise"), Lines([*noise_lines(run.noise), generate_line(run)])]
@@ -81,6 +86,17 @@ def ladder_table(rows: list[Row]) -> Table:
     heads = cells("draft", "k", "T") | {"book": lambda row: speedup(row.book_formula)}
     heads |= {name: lambda row, name=name: number(factors(row).get(name)) for name in EFFECTS} | cells("measured")
     return Table([row for row in rows if row.ladder and row.prompt_kind == "all"], heads)
+
+
+def shares_table(shares: dict[tuple[str, int, float], dict[str, float]]) -> Table:
+    """Return a line for every hybrid: the share of each kind of prompt stands in a column of its own."""
+
+    def share(kind: str) -> Cell:
+        return lambda arm: f"{shares[arm][kind]:.0%}"
+
+    heads: dict[str, Cell] = {"draft": lambda arm: arm[0], "k": lambda arm: "≤ " * arm[0].endswith(AUTO) + str(arm[1])}
+    heads |= {"T": lambda arm: f"{arm[2]:g}"} | {kind: share(kind) for kind in next(iter(shares.values()))}
+    return Table(list(shares), heads)
 
 
 def generate_line(run: ComparisonRun) -> str | None:

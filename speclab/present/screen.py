@@ -31,7 +31,7 @@ LOSSY = (
 def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = None, markdown: bool = False) -> str:
     """Show whether the text is the same; the result and the table; what lies between the formula and the measurement;
     and `where` the rest is. brief: only the tables, below the lines that say that texts are wrong, or speeds rough."""
-    runs = [one for one in (run.eager, run, run.padded) if one]
+    runs = run.parts
     rough = Lines([rough_line(*runs)])
     checked, facts, speeds = Lines(), Lines(), list[Block]()
     for shown in runs:

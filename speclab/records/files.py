@@ -65,6 +65,11 @@ class ComparisonRun(LabRun):
     eager: "ComparisonRun | None" = None  # a short run of the same pair as the library runs it
     padded: "ComparisonRun | None" = None  # and one at the price of a larger pair
 
+    @property
+    def parts(self) -> list["ComparisonRun"]:
+        """Return this run and the short ones, those that there are, as they are shown."""
+        return [one for one in (self.eager, self, self.padded) if one]
+
 
 Record = TypeVar("Record")
 

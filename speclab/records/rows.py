@@ -142,6 +142,21 @@ class Decoded(ArmCounts):
         return replace(self, texts=[], rounds=self.rounds if self.draft else [])
 
 
+def lookup_shares(decoded: list[Decoded]) -> dict[tuple[str, int, float], dict[str, float]]:
+    """Return in which share of its rounds the lookup of each hybrid drafted: on all prompts, and on each kind of them.
+    -> share by kind, by draft, length and temperature"""
+    made: dict[tuple[str, int, float], dict[str, list[bool]]] = {}
+    for line in decoded:
+        for kind in ("all", line.prompt_kind) * bool(line.draft):
+            rounds = made.setdefault((line.method, line.draft_length, line.temperature), {}).setdefault(kind, [])
+            rounds += [one.looked_up for repeat in line.rounds for one in repeat]
+    return {
+        arm: {kind: sum(rounds) / len(rounds) for kind, rounds in kinds.items()}
+        for arm, kinds in made.items()
+        if any(kinds["all"])
+    }
+
+
 @dataclass(kw_only=True)
 class Rung(RecordPart):
     """A step of the ladder from the book's formula to the measured speedup."""

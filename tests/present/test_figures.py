@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from speclab.present import screen
+from speclab.present import report, screen
 from speclab.present.pictures import figures, plots
 from speclab.present.pictures.figures import Panel, Series, draw, plain
-from speclab.records.rows import Noise
+from speclab.records.rows import BASELINE, Arm, Decoded, Noise, RoundCounts, lookup_shares
 from speclab.theory import attribution, ladder
-from tests.present.made import bare, make_row, make_run
+from tests.present.made import bare, make_row, make_run, three_regimes
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ def test_measured_values_are_markers_and_predictions_are_lines():
     of its own; a line for each prediction of the others."""
     rows = [make_row(k=k) for k in (2, 4)]
     rows.append(make_row("model auto", 8, book_formula=None))
-    (axis,) = figures.draw(plots.speedup_panels(rows)).axes
+    (axis,) = figures.draw(plots.speedup_panels([replace(make_run(), rows=rows)])).axes
     (measured,) = [line for line in axis.lines if line.get_label() == "model"]
     assert (measured.get_marker(), measured.get_linestyle()) == ("o", "None")
     assert list(measured.get_xdata()) == [2, 4, 6]
@@ -116,22 +116,32 @@ def test_pictures_are_written_and_left_out_where_there_is_nothing_to_show(tmp_pa
     left = [path.name for write in plots.comparison(uncalibrated, tmp_path, "y") if (path := write())]
     assert left == ["y-speedup.png"]
     assert not any(write() for write in plots.comparison(make_run(methods=()), tmp_path, "z"))
+    assert plots.comparison(three_regimes(), tmp_path, "w")[-1]().name == "w-limits.png"
     assert not figures.plt.get_fignums(), "a figure was left open"
 
 
-def test_the_limits_are_tokens_a_second_of_whole_passes(tmp_path, monkeypatch):
+def test_each_part_of_a_run_has_a_panel_and_a_share_of_lookups():
+    """Half of the rounds on code and none on prose: in the table, and all together as a bar of the right run."""
+    line = Decoded.begin(Arm("hybrid", "hybrid", 4), 0.0, 0, "code", 9)
+    code = replace(line, rounds=[[RoundCounts(4, 2, True), RoundCounts(4, 1)]] * 2)
+    prose = replace(line, prompt_kind="prose", rounds=[[RoundCounts(4, 1)] * 4])
+    run = replace(three_regimes(), raw=[code, prose])
+    assert lookup_shares(run.raw) == {("hybrid", 4, 0.0): {"all": 0.25, "code": 0.5, "prose": 0.0}}
+    assert lookup_shares([prose, Decoded.begin(BASELINE, 0.0, 0, "code", 9)]) == {}
+    titles = [panel.title for panel in plots.speedup_panels(run.parts)]
+    greedy = [f"{name}, T = 0 (greedy)" for name in ("lab pair, eager", "lab pair", "lab:200m")]
+    assert titles == [*greedy, "lab pair, T = 0.8 (sampling)"]
+    _, shares = plots._limits(run.parts).axes
+    assert [(bar.get_height(), bar.get_hatch()) for bar in shares.patches] == [(0.25, "//")]
+    assert "| hybrid | 4 | 0 | 25% |  50% |    0% |" in report.page(run, "x")
+
+
+def test_the_limits_are_tokens_a_second_of_whole_passes():
     """Of each run: m tokens of a pass over m tokens, in v(m) decode steps; and m times what reading allows."""
-    kept, save = [], figures.save
-
-    def seen(figure, *rest, **more):
-        kept.extend(figure.axes[0].lines)
-        return save(figure, *rest, **more)
-
-    monkeypatch.setattr(figures, "save", seen)
     run = replace(make_run(temperatures=(0.0,), lengths=(2, 4)), bandwidth=2e10, weight_bytes=10**8)
-    assert plots.comparison(replace(run, eager=run, padded=run), tmp_path, "x")[-1]().name == "x-limits.png"
-    [measured, *_] = [line for line in kept if line.get_linestyle() == "-"]
-    [allowed, *_] = [line for line in kept if line.get_linestyle() == ":"]
+    (axis,) = plots._limits([run]).axes
+    [measured] = [line for line in axis.lines if line.get_linestyle() == "-" and len(line.get_xdata()) > 1]
+    [allowed] = [line for line in axis.lines if line.get_linestyle() == ":"]
     baseline = next(row for row in run.rows if row.method == "baseline")
     widths = {row.draft_length + 1: row.verify_cost for row in screen.full_rows(run)} | {1: 1.0}
     speeds = [m / widths[m] * baseline.n_emitted / baseline.seconds for m in sorted(widths)]

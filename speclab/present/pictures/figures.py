@@ -66,16 +66,21 @@ def column(rows: Iterable[Any], name: str, x: str = "x") -> dict[Any, Value]:
 
 
 def blank(n: int, width: float, height: float, **shared) -> tuple[Figure, list]:
-    """Return a figure with n pairs of axes side by side, each `width` inches wide.  -> figure, axes"""
-    size = (max(6.4, width * n), height)
-    figure, axes = plt.subplots(1, n, figsize=size, squeeze=False, layout="constrained", **shared)
-    for axis in axes[0]:
+    """Return a figure with n pairs of axes, each so many inches wide and high, two in a row from four on.  -> figure,
+    axes"""
+    columns = n if n < 4 else 2
+    rows = -(-n // columns)
+    size = (max(6.4, width * columns), height * rows)
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **shared)
+    for axis in axes.flat[:n]:
         axis.spines[["top", "right"]].set_visible(False)
-    return figure, list(axes[0])
+    for axis in axes.flat[n:]:
+        axis.remove()
+    return figure, list(axes.flat[:n])
 
 
 def draw(panels: list[Panel], width: float = 4.6, height: float = 4.2) -> Figure:
-    """Return a figure with the panels side by side. They show one quantity and have one y axis, not below 0."""
+    """Return a figure of panels. They show one quantity and have one y axis, not below 0."""
     figure, axes = blank(max(1, len(panels)), width, height, sharey=True)
     for axis, panel in zip(axes, panels, strict=False):
         _draw_panel(axis, panel)
@@ -102,9 +107,11 @@ def _draw_panel(axis, panel: Panel) -> None:
         axis.set_xscale("log", base=2)
     ticks = panel.ticks or {place: f"{place:g}" for place in sorted({x for series in shown for x in series.values})}
     axis.set_xticks(list(ticks), list(ticks.values()), fontsize=8)
+    axis.update_datalim([(place, 1.0) for place in ticks])  # all panels of a figure have the same places
     axis.xaxis.set_minor_locator(NullLocator())
     axis.set_xlabel(panel.x_label)
-    axis.set_ylabel("speedup over the baseline (decoding)")
+    if axis.get_subplotspec().is_first_col():
+        axis.set_ylabel("speedup over the baseline (decoding)")
     axis.margins(x=0.12, y=0.15)  # room for what stands beside its place, and for the numbers
     axis.axhline(1, color="black", linewidth=1)
     legend_above(axis, panel.title)
@@ -155,7 +162,7 @@ def save(figure: Figure, run: Head, folder: Path, name: str, beside: Sequence[He
     if factor := max(filter(None, map(rough_factor, runs)), key=float, default=None):
         title = "\n".join(filter(None, [f"{ROUGH} {factor}", figure.get_suptitle()]))
         figure.suptitle(title, fontsize=9, color="#B00020")
-    figure.supxlabel("\n".join(map(small_print, runs)), fontsize=7, color="#555555")
+    figure.supxlabel("\n".join(dict.fromkeys(map(small_print, runs))), fontsize=7, color="#555555")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     plt.close(figure)

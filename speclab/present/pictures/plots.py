@@ -9,43 +9,51 @@ from speclab.present.pictures.figures import STYLES, Figure, Panel, Series, draw
 from speclab.present.screen import first_rows, full_rows, step_seconds, target_name
 from speclab.present.tables import short, temperature_name
 from speclab.records.files import ComparisonRun
-from speclab.records.rows import AUTO, Row
+from speclab.records.rows import AUTO, Row, lookup_shares
 from speclab.theory.ladder import EFFECTS, factors
 
 WIDTHS = [1, 2, 3, 5, 7, 9, 13, 17]  # ticks of the picture of limits
 SPEEDS = [n * 10**e for e in range(6) for n in (1, 2, 5)]
 SPEEDUPS = [0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6, 8, 12, 16]  # ticks of a logarithmic axis
 GAIN, LOSS, GREY = figures.COLOURS[0], figures.COLOURS[1], "#BBBBBB"
+Painter = Callable[[list[ComparisonRun]], Figure | None]
 PREDICTIONS = {"forecast": "forecast", "book_formula": figures.BOOK}
 
 
 def comparison(run: ComparisonRun, folder: Path, name: str) -> list[partial[Path | None]]:
-    """Return the pictures of a comparison, and one of it beside its short runs: each is painted and written when it is
-    called, so that what fails in one costs no other file.  -> its path, or None where there is nothing to show"""
-    painters = {"speedup": lambda rows: draw(speedup_panels(rows), 5.4, 4.6), "why": _why}
-    steps = [partial(_write, paint, run, folder, f"{name}-{what}") for what, paint in painters.items()]
-    if run.eager and run.padded:
-        steps.append(partial(_limits, [run.eager, run, run.padded], folder, f"{name}-limits"))
-    return steps
+    """Return the pictures of a comparison, of which the speedups and the limits show its short runs, too: each is
+    painted and written when it is called, so that what fails in one costs no other file.  -> its path, or None where
+    there is nothing to show"""
+    painters: dict[str, Painter] = {"speedup": lambda parts: draw(speedup_panels(parts), 5.4, 4.6)}
+    painters |= {"why": lambda parts: _why(_rows(run))} | ({"limits": _limits} if len(run.parts) == 3 else {})
+    return [partial(_write, paint, run, folder, f"{name}-{what}") for what, paint in painters.items()]
 
 
-def _write(paint: Callable[[list[Row]], Figure | None], run: ComparisonRun, folder: Path, name: str) -> Path | None:
-    rows = [row for row in run.rows if row.prompt_kind == "all" and row.draft]
-    figure = paint(rows) if rows else None
-    return figures.save(figure, run, folder, name) if figure else None
+def _write(paint: Painter, run: ComparisonRun, folder: Path, name: str) -> Path | None:
+    figure = paint(run.parts) if _rows(run) else None
+    others = [] if name.endswith("-why") else [part for part in run.parts if part is not run]
+    return figures.save(figure, run, folder, name, others) if figure else None
 
 
-def speedup_panels(rows: list[Row]) -> list[Panel]:
-    """Draw the speedup against k, with the forecast and the book's formula: a panel for every temperature and number of
-    texts at a time, a colour and a marker for each draft. Rows on auto stand at a place of their own."""
+def _rows(run: ComparisonRun) -> list[Row]:
+    return [row for row in run.rows if row.prompt_kind == "all" and row.draft]
+
+
+def speedup_panels(runs: list[ComparisonRun]) -> list[Panel]:
+    """Draw the speedup against k, with the forecast and the book's formula: a panel for every temperature, run and
+    number of texts at a time, a colour and a marker for each draft. Rows on auto stand at a place of their own."""
+    named = [(target_name(run) * (len(runs) > 1), row) for run in runs for row in _rows(run)]
+    rows = [row for _, row in named]
     ticks = {k: f"{k:g}" for k in sorted({row.draft_length for row in rows if not row.auto})}
     auto = max(ticks, default=0) + 2
     ticks |= {auto: "auto"} if any(row.auto for row in rows) else {}
     methods = dict.fromkeys(row.method.removesuffix(AUTO) for row in rows)
     panels = []
-    for temperature, n in dict.fromkeys((row.temperature, row.n_texts) for row in rows):
-        series, title = [], temperature_name(temperature) + f", B = {n}" * any(row.n_texts > 1 for row in rows)
-        here = (row for row in rows if (row.temperature, row.n_texts) == (temperature, n))
+    places = dict.fromkeys((row.temperature, name, row.n_texts) for name, row in named)
+    for temperature, name, n in sorted(places, key=lambda place: place[0]):
+        series, batch = list[Series](), f"B = {n}" * any(row.n_texts > 1 for row in rows)
+        title = ", ".join(filter(None, [name, temperature_name(temperature), batch]))
+        here = (row for own, row in named if (row.temperature, own, row.n_texts) == (temperature, name, n))
         of_panel = sorted(here, key=lambda row: row.draft_length)
         for look, method in enumerate(methods):
             of_draft = [row for row in of_panel if row.method.removesuffix(AUTO) == method]
@@ -58,10 +66,13 @@ def speedup_panels(rows: list[Row]) -> list[Panel]:
     return panels
 
 
-def _limits(runs: list[ComparisonRun], folder: Path, name: str) -> Path | None:
+def _limits(runs: list[ComparisonRun]) -> Figure:
     """Draw how many tokens a second passes of each run read at its first temperature, by the tokens of a pass; a dotted
-    line is what reading the weights would allow. The legend has the fastest draft, whose pass has a larger marker."""
-    figure, [axis] = figures.blank(1, 6.4, 4.2)
+    line is what reading the weights would allow. The legend has the fastest draft, whose pass has a larger marker.
+    Beside it stands in which share of its rounds the lookup of a hybrid drafts."""
+    figure, [axis, *more] = figures.blank(1 + any(lookup_shares(run.raw) for run in runs), 5.4, 4.4)
+    for axis_of_shares in more:
+        _lookups(axis_of_shares, runs)
     for run, color, marker in zip(runs, figures.COLOURS, figures.MARKERS, strict=False):
         whole, step = [row for row in full_rows(run) if not row.auto], step_seconds(run)
         passes = {row.draft_length + 1: row.verify_cost or 0.0 for row in whole} | {1: 1.0}  # tokens -> steps
@@ -79,7 +90,25 @@ def _limits(runs: list[ComparisonRun], folder: Path, name: str) -> Path | None:
     axis.set_xlabel("tokens of a pass")
     axis.set_ylabel("tokens a second that passes read")
     figures.legend_above(axis, "Passes, and the fastest draft; dotted: as fast as weights are read")
-    return figures.save(figure, runs[1], folder, name, beside=[runs[0], *runs[2:]])
+    return figure
+
+
+def _lookups(axis, runs: list[ComparisonRun]) -> None:
+    """Draw in which share of its rounds the lookup of `hybrid` drafts: a bar for each run and fixed k, at the first
+    temperature."""
+    arm, lengths = ("hybrid", runs[0].rows[0].temperature), set[int]()
+    for i, (run, color, hatch) in enumerate(zip(runs, figures.COLOURS, ("", "//", ".."), strict=False)):
+        found = {k: kinds["all"] for (name, k, at), kinds in lookup_shares(run.raw).items() if (name, at) == arm}
+        places = [k + (i - 1) * 0.55 for k in found]
+        axis.bar(places, found.values(), 0.5, color=color, hatch=hatch, edgecolor="white", label=target_name(run))
+        for place, share in zip(places, found.values(), strict=True):
+            figures.note(axis, place, share, f"{share:.0%}", 6)
+        lengths |= found.keys()
+    axis.set_xticks(sorted(lengths))
+    axis.set_yticks([0, 0.5, 1], ["0%", "50%", "100%"])
+    axis.set_xlabel("draft length k")
+    axis.set_ylabel("share of the rounds")
+    figures.legend_above(axis, "Rounds in which the lookup of hybrid drafts")
 
 
 def _why(rows: list[Row]) -> Figure | None:
