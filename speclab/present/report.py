@@ -31,9 +31,8 @@ def page(run: ComparisonRun, name: str) -> str:
     """Return results/NAME.md. name: the name of the pictures"""
     answer = Markdown(screen(run, markdown=True).strip())
     blocks = [provenance(run), Heading("The answer"), answer, *_pictures(run, name), *_details(run)]
-    for other in run.parts:
-        if other is not run:
-            blocks += [Heading(target_name(other), 1), provenance(other), *_details(other)]
+    for other in filter(None, (run.eager, run.padded)):
+        blocks += [Heading(target_name(other), 1), provenance(other), *_details(other)]
     return tables.show(blocks, markdown=True)
 
 
@@ -90,13 +89,10 @@ def ladder_table(rows: list[Row]) -> Table:
 
 def shares_table(shares: dict[tuple[str, int, float], dict[str, float]]) -> Table:
     """Return a line for every hybrid: the share of each kind of prompt stands in a column of its own."""
-
-    def share(kind: str) -> Cell:
-        return lambda arm: f"{shares[arm][kind]:.0%}"
-
     heads: dict[str, Cell] = {"draft": lambda arm: arm[0], "k": lambda arm: "≤ " * arm[0].endswith(AUTO) + str(arm[1])}
-    heads |= {"T": lambda arm: f"{arm[2]:g}"} | {kind: share(kind) for kind in next(iter(shares.values()))}
-    return Table(list(shares), heads)
+    heads["T"] = lambda arm: f"{arm[2]:g}"
+    kinds = {kind: lambda arm, kind=kind: f"{shares[arm][kind]:.0%}" for kind in next(iter(shares.values()))}
+    return Table(list(shares), heads | kinds)
 
 
 def generate_line(run: ComparisonRun) -> str | None:

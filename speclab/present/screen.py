@@ -218,10 +218,13 @@ def in_words(row: Row | None) -> str:
     return "-" if not row else speedup_of(row) + f" {row.verdict}" * (row.verdict in ("slower", "unclear"))
 
 
+def drafted(run: ComparisonRun) -> list[Row]:
+    return [row for row in run.rows if row.prompt_kind == "all" and row.draft]
+
+
 def first_rows(run: ComparisonRun) -> list[Row]:
-    """Return the rows of the drafts over all prompts, at the first temperature."""
-    rows = [row for row in run.rows if row.prompt_kind == "all" and row.draft]
-    return [row for row in rows if row.temperature == run.rows[0].temperature]
+    """Return those of the first temperature."""
+    return [row for row in drafted(run) if row.temperature == run.rows[0].temperature]
 
 
 def full_rows(run: ComparisonRun) -> list[Row]:

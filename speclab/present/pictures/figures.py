@@ -3,7 +3,7 @@ their intervals and numbers, predictions are lines, and the line at 1 is no gain
 
 import io
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -155,7 +155,7 @@ def note(axis, x: float, y: float, text: str, up: float = 7, right: float = 0, *
     axis.annotate(text, (x, y), (right, up), textcoords="offset points", **look)
 
 
-def save(figure: Figure, run: Head, folder: Path, name: str, beside: Sequence[Head] = ()) -> Path:
+def save(figure: Figure, run: Head, folder: Path, name: str, beside: Iterable[Head] = ()) -> Path:
     """Write the figure as folder/name.png, signed, and close it. Where speeds are rough, a line above it says so. It
     shows the runs `beside`, too."""
     runs = [run, *beside]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from speclab.present.pictures import figures
 from speclab.present.pictures.figures import STYLES, Figure, Panel, Series, draw, note, plain, with_interval
-from speclab.present.screen import first_rows, full_rows, step_seconds, target_name
+from speclab.present.screen import drafted, first_rows, full_rows, step_seconds, target_name
 from speclab.present.tables import short, temperature_name
 from speclab.records.files import ComparisonRun
 from speclab.records.rows import AUTO, Row, lookup_shares
@@ -25,24 +25,20 @@ def comparison(run: ComparisonRun, folder: Path, name: str) -> list[partial[Path
     painted and written when it is called, so that what fails in one costs no other file.  -> its path, or None where
     there is nothing to show"""
     painters: dict[str, Painter] = {"speedup": lambda parts: draw(speedup_panels(parts), 5.4, 4.6)}
-    painters |= {"why": lambda parts: _why(_rows(run))} | ({"limits": _limits} if len(run.parts) == 3 else {})
+    painters |= {"why": lambda parts: _why(drafted(run))} | ({"limits": _limits} if len(run.parts) == 3 else {})
     return [partial(_write, paint, run, folder, f"{name}-{what}") for what, paint in painters.items()]
 
 
 def _write(paint: Painter, run: ComparisonRun, folder: Path, name: str) -> Path | None:
-    figure = paint(run.parts) if _rows(run) else None
-    others = [] if name.endswith("-why") else [part for part in run.parts if part is not run]
+    figure = paint(run.parts) if drafted(run) else None
+    others = filter(None, [] if name.endswith("-why") else [run.eager, run.padded])
     return figures.save(figure, run, folder, name, others) if figure else None
-
-
-def _rows(run: ComparisonRun) -> list[Row]:
-    return [row for row in run.rows if row.prompt_kind == "all" and row.draft]
 
 
 def speedup_panels(runs: list[ComparisonRun]) -> list[Panel]:
     """Draw the speedup against k, with the forecast and the book's formula: a panel for every temperature, run and
     number of texts at a time, a colour and a marker for each draft. Rows on auto stand at a place of their own."""
-    named = [(target_name(run) * (len(runs) > 1), row) for run in runs for row in _rows(run)]
+    named = [(target_name(run) * (len(runs) > 1), row) for run in runs for row in drafted(run)]
     rows = [row for _, row in named]
     ticks = {k: f"{k:g}" for k in sorted({row.draft_length for row in rows if not row.auto})}
     auto = max(ticks, default=0) + 2
