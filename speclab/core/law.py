@@ -30,7 +30,7 @@ class Law:
         by_target = target_probs().gather(1, ids)[:, 0].double()  # (n,)
         found: list[list[float]] = [[] for _ in text]
         for depth in range(min(max(self.sizes, default=0), n)):
-            by_draft = self.rows(depth)[: n - depth].gather(1, ids[depth:])[:, 0].double()
+            by_draft = self.rows(depth).gather(1, ids[depth:])[:, 0].double()
             here = by_target[depth:]
             # Where rounding gives the target's own token no mass, the draft's probability decides.
             ratios = torch.where(here > 0, (by_draft / here).clamp(max=1), (by_draft > 0).double())

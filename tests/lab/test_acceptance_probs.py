@@ -16,6 +16,7 @@ from draft_models import NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.accept import accept_from_logits
 from speclab.core.counts import Counts
+from speclab.core.law import CertainLaw, Law
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.lab.bench import Bench
@@ -104,6 +105,20 @@ def test_a_token_without_mass_does_not_break_the_probabilities(bench):
     text = [(token + 1) % 12 for token in said(bench, make_prompt())]
     found = accept_probs(bench, "model", make_prompt(), text, Sampling(1.0, top_k=1), LONGEST)
     assert set(np.asarray(found[0]).tolist()) <= {0.0, 1.0}
+
+
+def test_probabilities_of_drawn_and_certain_tokens_by_hand():
+    """min(1, q / p), as far as a draft may go. Where the target has no mass, only what the draft has counts."""
+    p, q = torch.tensor([[0.5, 0.5], [0.0, 1.0], [0.0, 1.0], [0.25, 0.75]]), torch.tensor([[0.25, 0.75]] * 4)
+    q[2] = torch.tensor([0.0, 1.0])
+    law, nothing = Law([q, q[1:], q[2:]].__getitem__, [1, 3, 2, 1]), Law([q].__getitem__, [])
+    assert law.accept_probs(lambda: p, [0] * 4) == [[0.5], [1, 0, 1], [0, 1], [1]]
+    assert torch.equal(law.drawn_from([(1, 0, 3), (1, 1, 3)]), q[1:3])
+    assert nothing.accept_probs(lambda: p[:0], []) == []
+    assert nothing.drawn_from([]).shape == (0, 2)
+    certain = CertainLaw([[0, 0, 1], [1], [], [0, 0]], 2)
+    assert certain.accept_probs(lambda: p, [0] * 4) == [[1, 1, 0], [0], [], [1]]
+    assert certain.drawn_from([(0, 2, 3), (0, 2, 2)]).tolist() == [[0, 1], [0, 0]]
 
 
 # --- the forecast is what happens -------------------------------------------------------------------------------------
