@@ -124,7 +124,7 @@ def intersect(draft: CachedModel, own: PreTrainedTokenizerBase, setup: Setup, ki
     if shared.share < LEAST_SHARED:
         raise UsageProblem(
             f"--draft {kind}: {shared.describe()}, {shared.share:.1%} of the smaller one; below {LEAST_SHARED:.0%} "
-            "next to nothing can be drafted: give another draft"
+            f"next to nothing can be drafted: give another draft, or --draft retokenize:{kind.partition(':')[2]}"
         )
     reads = Reading(setup.tokenizer, own, shared, target_bytes, draft_bytes, draft.n_ids - 1)
     return IntersectDrafter(draft, shared, reads)

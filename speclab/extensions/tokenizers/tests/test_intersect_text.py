@@ -111,7 +111,7 @@ def test_vocabularies_that_share_next_to_nothing_are_refused():
     own = words(*(f"word{i}" for i in range(50)), "a", "b")
     model = CachedModel(tiny_llama(1, vocab_size=len(own)), len(own))
     with pytest.raises(
-        UsageProblem, match=r"both vocabularies: 1 \(.* 52 .* 319\), 1.9% .*give another draft"
+        UsageProblem, match=r"both vocabularies: 1 \(.* 52 .* 319\), 1.9% .*retokenize:some/one"
     ) as problem:
         intersect(model, own, setup, "intersect:some/one")
     assert "\n" not in str(problem.value)
@@ -167,17 +167,20 @@ def test_names(renumbered):
         read(kind)
     assert read(f"intersect:{renumbered}").name == f"intersect:{loading.short_name(renumbered)}"
     assert read("hybrid:suffix+intersect:a/b").name == "hybrid:suffix+intersect:a/b"
-    for kind in ("intersect", "intersect:", "dial:0.5:intersect:a/b"):
+    assert read(f"retokenize:{loading.LAB_DRAFT}").name == "retokenize:models/lab-pair/draft"
+    wrong = [f"{word}{rest}" for word in ("retokenize", "intersect") for rest in ("", ":")]
+    for kind in (*wrong, "hybrid:suffix+retokenize:a/b", "tree:2:retokenize:a/b", "dial:0.5:intersect:a/b"):
         with pytest.raises(UsageProblem) as problem:
             read(kind)
         assert "\n" not in str(problem.value)
 
 
-def test_it_needs_models_of_one_text(monkeypatch):
+@pytest.mark.parametrize("kind", ["retokenize", "intersect"])
+def test_they_need_models_of_one_text(kind, monkeypatch):
     """The target must be decoder-only, and the family of the draft is asked, too."""
-    assert not read("intersect:some/model").any_family
+    assert not read(f"{kind}:some/model").any_family
     asked, cached = [], Setup.cached
     monkeypatch.setattr(register, "check_family", lambda model, what, advice: asked.append(what))
     monkeypatch.setattr(Setup, "cached", lambda *given, **how: asked.append(how) or cached(*given, **how))
-    make(f"intersect:{loading.LAB_DRAFT}", load_setup(loading.LAB_TARGET, threads=1, engine="eager"))
-    assert asked == ["--draft intersect", {"graphs": False}], "its passes have any width"
+    make(f"{kind}:{loading.LAB_DRAFT}", load_setup(loading.LAB_TARGET, threads=1, engine="eager"))
+    assert asked == [f"--draft {kind}", {"graphs": False}], "its passes have any width"
