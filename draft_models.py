@@ -21,7 +21,8 @@ from speclab.core.drafter import Drafter, Lookup
 from speclab.core.law import Law
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import GREEDY, NOT_FINITE, Drawn, Sampling, draw_draft, probability, to_device
-from speclab.models.cached import CachedModel, distributions, tokens_to_keep
+from speclab.models.cached import CachedModel, tokens_to_keep
+from speclab.models.family import distributions
 from speclab.system.errors import EnvironmentProblem
 
 
@@ -63,12 +64,11 @@ class ModelDrafter(Drafter):
         if k == 0:
             return as_draft([], self.draft.device)
         with torch.inference_mode():  # once for all passes
-            ids, found = self.not_fed(), None
-            if self._sampling.greedy and self.proposes_own_ids and not self.keep_drafting:  # nothing asks for logits
-                found = self.draft.chain(ids, k)
-            if found is None:
+            ids, needs_no_logits = self.not_fed(), self._sampling.greedy and self.proposes_own_ids
+            if not needs_no_logits or self.keep_drafting or not self.draft.can_chain:
                 return as_drawn(self._run(ids, uniforms[:, :k]))
-            tokens = found[0].masked_fill(~found[1].isfinite(), NOT_FINITE)
+            tokens, highest = self.draft.chain(ids, k)
+            tokens = tokens.masked_fill(~highest.isfinite(), NOT_FINITE)
             return as_drawn([Drawn(token, None) for token in tokens.split(1)])
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
@@ -78,10 +78,8 @@ class ModelDrafter(Drafter):
         self._not_fed = (self._not_fed + committed)[-(self._n_committed - kept) :]
 
     def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
-        # One uncached pass says what the draft proposes at each place, wherever a round begins.
-        n_ids = min(self.draft.vocab_size, target.vocab_size)
-        rows = distributions(self.draft.model, prompt, text, sampling, n_ids)
-        rows = nn.functional.pad(rows, (0, target.vocab_size - n_ids))  # (n, the target's vocabulary)
+        # (n, the target's vocabulary) what the draft proposes at each place, wherever a round begins
+        rows = distributions(self.draft, prompt, text, sampling, target.vocab_size)
         return Law(lambda depth: rows[depth:], [min(k, size) for size in self.sizes(prompt, text)])
 
     def sizes(self, prompt: list[int], text: list[int]) -> list[int]:
@@ -90,7 +88,7 @@ class ModelDrafter(Drafter):
         return [draft_room(self.draft, n_before + n) for n in range(len(text))]
 
     def describe(self, name: str, engine: str) -> str:
-        from speclab.models import loading
+        from speclab.models import loading  # here: a round does without it
 
         eager = "; on the eager engine" * (self.draft.engine != engine)
         return loading.describe_model(name, self.draft.model, "draft") + eager
@@ -123,15 +121,13 @@ class ModelDrafter(Drafter):
         return drawn
 
 
-def as_drawn(drawn: list[Drawn], size: Tensor | None = None) -> Draft:
-    """Make a draft from at least one token of each row. size: (rows,) how many tokens of each count; None: all."""
+def as_drawn(drawn: list[Drawn]) -> Draft:
+    """Make a draft from at least one token of each row."""
     tokens = torch.stack([step.token for step in drawn], dim=1)  # (rows, n)
     laws = [step.probs for step in drawn if step.probs is not None]
-    if size is not None:
-        tokens = tokens.masked_fill(torch.arange(len(drawn), device=size.device) >= size[:, None], 0)
-    whole = torch.full_like(tokens[:, 0], len(drawn)) if size is None else size
+    size = torch.full_like(tokens[:, 0], len(drawn))
     probs = torch.stack(laws, dim=1) if laws else None
-    return Draft(tokens.clamp(min=0), whole, probs, faults=tokens.amin(-1).clamp(max=0))
+    return Draft(tokens.clamp(min=0), size, probs, faults=tokens.amin(-1).clamp(max=0))
 
 
 def as_draft(tokens: list[int], device: torch.device) -> Draft:
@@ -142,7 +138,7 @@ def as_draft(tokens: list[int], device: torch.device) -> Draft:
 
 def draft_room(draft: CachedModel, n_committed: int) -> int:
     """Return how many tokens it can draft: its context must hold the committed and all drafted ones but the last."""
-    return sys.maxsize if draft.max_length is None else max(0, draft.max_length - n_committed + 1)
+    return sys.maxsize if draft.room.text is None else max(0, draft.room.text - n_committed + 1)
 
 
 class NgramDrafter(Lookup):
@@ -153,23 +149,16 @@ class NgramDrafter(Lookup):
     """
 
     def __init__(self, longest: int = 4, shortest: int = 2, n_ids: int = sys.maxsize):
-        if not 1 <= shortest <= longest:
-            raise ValueError(f"need 1 <= shortest <= longest, got {shortest} and {longest}")
         self.longest, self.shortest, self.n_ids = longest, shortest, n_ids
-        self.matched = 0  # tokens of the last match
         self._tokens: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token that last followed it
-        self._device = torch.device("cpu")
 
     def prefill(self, target: Target | None, prompt: Tensor, sampling: Sampling) -> None:
         self._tokens, self._after, self._device = [], {}, prompt.device
-        self._append(prompt[0].tolist())
+        self.observe(0, prompt[0].tolist())
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         return as_draft(self.lookup(k), self._device)
-
-    def observe(self, n_accepted: int, committed: list[int]) -> None:
-        self._append(committed)
 
     def lookup(self, k: int) -> list[int]:
         for n in range(min(self.longest, len(self._tokens)), self.shortest - 1, -1):
@@ -181,8 +170,8 @@ class NgramDrafter(Lookup):
         self.matched = 0
         return []
 
-    def _append(self, tokens: list[int]) -> None:
-        for token in tokens:
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        for token in committed:
             # The n-grams that end just before this token now have a follower.
             end = len(self._tokens)
             for n in range(self.shortest, min(self.longest, end) + 1):

@@ -65,14 +65,14 @@ def speculative_decode(
 
         # 3. Accept or reject, and fetch what was decided: the loop's one wait for the device in a round. # NEW
         result = accept(draft, logits, settings.sampling, draws[:, draft_length:])
-        decided = fetch(draft, result)
+        [decided] = fetch(draft, result)
         tokens, token, n_new = decided.tokens, result.next_token, n_new + len(decided.tokens)
 
         # 4. Roll back: neither cache keeps the last committed token, or a rejected one. # NEW
         target.commit(decided)
         drafter.observe(decided.n_accepted, tokens)
 
-        round_ = Round.committing(tokens, n_new, settings, *decided.counts)  # NEW: drafted, accepted, rejected
+        round_ = Round.committing(tokens, n_new, settings, *decided[1:4])  # NEW: drafted, accepted, rejected
         yield round_
 
 

@@ -236,7 +236,7 @@ def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     args.widths = parsing.numbers(args.widths, int, 1, "--widths")
     common.check_result_flags(args)
-    setup = flags.setup_from(args)
+    setup = flags.setup_from(args, flags.sampling_from(args))
     models: list[tuple[Role, str, CachedModel]] = [("target", setup.target_name, setup.target)]
     if args.draft is not None:
         drafter = common.model_drafter(args.draft, setup, args.seed, "only a model has passes")

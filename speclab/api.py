@@ -19,14 +19,13 @@ from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from optimized_speculative import speculative_decode
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts import registry
 from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.drafts.registry import check_prompts
-from speclab.lab.instruments import LoopFunctions
+from speclab.lab.bench import SPECULATIVE
 from speclab.lab.round_costs import measure_costs
 from speclab.models import loading
 from speclab.models.engine_choice import ENGINES
@@ -105,10 +104,10 @@ def speculate(
     if k:
         [k] = drafter.lengths([k])
         if drafter.costs is not None and temperature not in drafter.costs:  # it chooses by them
-            measure_costs(LoopFunctions(speculative_decode), setup.target, drafter, [ids], settings)
+            measure_costs(SPECULATIVE, setup.target, drafter, [ids], settings)
     own = copy.deepcopy(drafter)
     own.forget()  # texts may have the same random numbers: what one of them taught must not decide in another
-    rounds = LoopFunctions(speculative_decode).rounds(setup.target.with_own_cache(), own, ids, k, settings)
+    rounds = SPECULATIVE.rounds(setup.target.with_own_cache(), own, ids, k, settings)
     return with_text(rounds, setup.pieces(encoded))
 
 

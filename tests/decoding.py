@@ -95,7 +95,7 @@ class ScriptedTarget:
     """Stands in for a CachedModel, as a target or a draft: row_after gives the distribution after the prompt and some
     new tokens."""
 
-    device, room, max_length = torch.device("cpu"), Room(None), None
+    device, room, can_chain = torch.device("cpu"), Room(None), False
 
     def __init__(self, row_after: Callable[[tuple[int, ...]], Sequence[Any]], n_prompt: int):
         self.row_after, self.n_prompt = row_after, n_prompt
@@ -109,9 +109,6 @@ class ScriptedTarget:
 
     def replace_unknown(self, ids: Tensor) -> Tensor:
         return ids
-
-    def chain(self, tokens: Tensor, k: int) -> None:
-        """There is no call of several passes."""
 
     def prefill(self, prompt: Tensor) -> Tensor:
         self.tokens, self.widths = prompt[0].tolist(), []

@@ -2,6 +2,7 @@
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the library is imported
@@ -64,7 +65,7 @@ def forgetful(monkeypatch) -> None:
     """A decoder that gets the first token of every round wrong."""
     from speclab.cli import compare  # here: most tests do not need it
 
-    honest = compare.speculative_decode
+    honest = compare.SPECULATIVE.decode
 
     def decode(*args, **kwargs):
         for round_ in honest(*args, **kwargs):
@@ -72,4 +73,4 @@ def forgetful(monkeypatch) -> None:
                 round_.tokens[0] = (round_.tokens[0] + 1) % 64
             yield round_
 
-    monkeypatch.setattr(compare, "speculative_decode", decode)
+    monkeypatch.setattr(compare, "SPECULATIVE", replace(compare.SPECULATIVE, decode=decode))

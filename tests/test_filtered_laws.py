@@ -26,7 +26,7 @@ import baseline_autoregressive
 import optimized_speculative
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.drafter import Drafter
-from speclab.core.rounds import DecodeSettings, Draft, Round, fetch_rows, tokens_of
+from speclab.core.rounds import DecodeSettings, Draft, Round, fetch, tokens_of
 from speclab.core.rules import rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.feature import FeatureDrafter
@@ -291,7 +291,7 @@ def enumerated(monkeypatch, case: Case, rule: str, first: float, end: float, pie
         parts = {name: part for name, part in vars(draft).items() if isinstance(part, torch.Tensor)}
         many = replace(draft, **{name: part.expand(len(cells), *part.shape[1:]) for name, part in parts.items()})
         result = rule_of(rule).accept(many, logits.expand(len(cells), -1, -1), sampling, points)
-        for cell, decided in zip(cells, fetch_rows(many, result), strict=True):
+        for cell, decided in zip(cells, fetch(many, result), strict=True):
             chance = one.chance
             for piece in cell:
                 chance *= piece.size

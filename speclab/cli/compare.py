@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
 from speclab.core.rules import rule_of
 from speclab.drafts import registry
 from speclab.drafts.lengths import AutoLength
 from speclab.lab import comparison
+from speclab.lab.bench import SPECULATIVE
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.output_checks import exit_code
@@ -45,7 +45,7 @@ def run(docstring: str, argv: list[str] | None, functions: LoopFunctions | None 
     args = filled(make_parser(docstring).parse_args(argv))
     lengths, args.auto = parsing.lengths(args.draft_length, "-k")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
-    functions = (functions or LoopFunctions(speculative_decode)).judged_by(rule_of(args.rule))
+    functions = (functions or SPECULATIVE).judged_by(rule_of(args.rule))
     config, output = prepare(args, args.name, lengths, temperatures, functions)
     if not args.brief:
         say(head(config))
@@ -119,8 +119,7 @@ def prepare(
         chosen = [choice.name for choice in choices if choice.no_auto is None]
         drafters |= {named + AUTO: drafters[named].with_draft(AutoLength) for named in chosen}
     size = (args.max_new_tokens, args.repeats, args.seed)
-    functions = functions or LoopFunctions(speculative_decode)
-    return RunConfig(setup, drafters, prompts, lengths, temperatures, *size, functions), output
+    return RunConfig(setup, drafters, prompts, lengths, temperatures, *size, functions or SPECULATIVE), output
 
 
 def head(config: RunConfig) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 from speclab.cli import flags, parsing
 from speclab.core.clock import old_objects_frozen
 from speclab.core.counts import Counts
-from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.rules import rule_of
 from speclab.drafts import registry
@@ -92,35 +91,27 @@ def load(args: argparse.Namespace, functions: LoopFunctions) -> Loaded:
     measured."""
     choice = registry.read(args.draft) if "draft" in args else None
     if choice:
-        rule = getattr(args, "rule", flags.TOKEN)
-        flags.check_rule(rule, [args.temperature], [choice])
+        flags.check_rule(args.rule, [args.temperature], [choice])
         choice.check_greedy(args.temperature == 0)
         if args.draft_length == parsing.AUTO:
             choice.check_auto()
-        functions = functions.judged_by(rule_of(rule))
+        functions = functions.judged_by(rule_of(args.rule))
     setup, prompts = flags.load(args)
     eos = frozenset() if args.ignore_eos else setup.eos
     settings = DecodeSettings(args.max_new_tokens, setup.sampling, eos, args.seed)
     drafter, name, k, said = None, "", 0, []
     if choice:
-        name = choice.name
-        drafter, k, about = with_length(choice.make(setup, args.seed), name, setup, args.draft_length)
-        said = [f"draft   {about}"]
+        name, drafter, auto = choice.name, choice.make(setup, args.seed), args.draft_length == parsing.AUTO
+        about = drafter.describe(name, setup.engine) or name
+        drafter = drafter.with_draft(AutoLength) if auto else drafter
+        [k] = drafter.lengths([LONGEST if auto else args.draft_length])
+        said = [f"draft   {about}; " + (f"chosen in the run, at most {k} tokens" if auto else f"k = {k}")]
     check_prompts(setup.target, [drafter] if drafter else [], prompts, args.max_new_tokens)
     chat = flags.describe_chat(prompts, setup.tokenizer)
     note("\n".join([setup.describe(), *said, *chat, *functions.head()]))
     if drafter and drafter.costs is not None:
         measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)
     return Loaded(setup, prompts, drafter, name, k, settings, functions)
-
-
-def with_length(drafter: Drafter, name: str, setup: Setup, asked: int | str) -> tuple[Drafter, int, str]:
-    """Return the drafter as it drafts at this length, the length that it has, and what the head of a run says of both.
-    asked: a number of tokens, or auto: then it chooses in every round."""
-    about, auto = drafter.describe(name, setup.engine) or name, asked == parsing.AUTO
-    drafter = drafter.with_draft(AutoLength) if auto else drafter
-    [length] = drafter.lengths([LONGEST if auto else int(asked)])
-    return drafter, length, about + (f"; chosen in the run, at most {length} tokens" if auto else f"; k = {length}")
 
 
 @dataclass
@@ -136,8 +127,8 @@ class _Decoded:
     @old_objects_frozen()
     def show(self, prompt: Prompt, rounds: Iterator[Round]) -> list[int]:
         """Print a prompt and its text, with --stream round by round.  -> new tokens"""
-        tokens: list[int] = []
-        print(harmless(prompt_heading(prompt)), flush=True)
+        tokens, line_end = list[int](), "" if prompt.text.endswith("\n") else "\n"
+        print(harmless(f"\n=== {prompt.kind} {'=' * 60}\n{prompt.text}{line_end}{NEW_TEXT}"), flush=True)
         try:
             for round_ in with_text(self._timed(rounds), self.setup.pieces(prompt)):
                 tokens += round_.tokens
@@ -160,14 +151,5 @@ class _Decoded:
         n_tokens = self.counts.n_emitted
         speed = f"{n_tokens / self.seconds:.1f} tok/s" if self.seconds and n_tokens else "no decoding to time"
         dropped = f"; {self.counts.n_after_eos} more after an end token were dropped" * bool(self.counts.n_after_eos)
-        return f"\n{how_many(self.n_tokens, n_tokens)} in {self.seconds:.2f} s: {speed}{dropped}"
-
-
-def prompt_heading(prompt: Prompt) -> str:
-    line_end = "" if prompt.text.endswith("\n") else "\n"
-    return f"\n=== {prompt.kind} {'=' * 60}\n{prompt.text}{line_end}{NEW_TEXT}"
-
-
-def how_many(n_tokens: int, n_decoded: int) -> str:
-    """Say how many tokens a run made, and how many of them its speed is about: each prompt's pass gives one, too."""
-    return f"{n_tokens} tokens, {n_decoded} of them decoded after the prompts' own passes"
+        counted = f"{self.n_tokens} tokens, {n_tokens} of them decoded after the prompts' own passes"
+        return f"\n{counted} in {self.seconds:.2f} s: {speed}{dropped}"

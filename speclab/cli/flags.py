@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from speclab.cli.parsing import at_least, plain_name, seed, some_name, some_path
 from speclab.core.rules import all_rules, rule_of
-from speclab.core.sampling import Sampling
+from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts import registry
 from speclab.models import loading, prompts
 from speclab.models.engine_choice import ENGINES
@@ -106,7 +106,8 @@ def add_draft_flag(
     default: str | None = "model",
     help: str = f"what drafts (default: %(default)s); {DRAFT_HELP}",
 ) -> None:
-    """Add --draft, which `speclab/drafts/registry.py` reads."""
+    """Add --draft, which `speclab/drafts/registry.py` reads. A command that has no --rule has the usual one."""
+    parser.set_defaults(rule=TOKEN, auto=False)
     parser.add_argument("--draft", default=default, metavar="KIND", type=_or_help(registry.shown, str), help=help)
 
 
@@ -131,15 +132,14 @@ def check_rule(name: str, temperatures: list[float], choices: list[registry.Choi
 def with_defaults(args: argparse.Namespace, defaults: dict[str, Any]) -> argparse.Namespace:
     """Return the arguments of a comparison, with `defaults` wherever the command line gives none."""
     given = {name: value for name, value in vars(args).items() if value is not None}
-    return argparse.Namespace(**{"rule": TOKEN, "auto": False} | vars(args) | defaults | given)
+    return argparse.Namespace(**vars(args) | defaults | given)
 
 
 def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Setup, list[Prompt]]:
     """Load the target and the prompts, which are read before the weights: a mistake in them is found soon."""
-    sampling_from(args, temperature)
-    tokenizer = loading.load_tokenizer(args.target)
+    sampling, tokenizer = sampling_from(args, temperature), loading.load_tokenizer(args.target)
     given = read_prompts(args, tokenizer)
-    setup = setup_from(args, temperature, tokenizer)
+    setup = setup_from(args, sampling, tokenizer)
     if setup.device.type == "cpu" and (busy := startup.busy()):
         note(f"busy    {busy}")
     return setup, given
@@ -154,13 +154,11 @@ def sampling_from(args: argparse.Namespace, temperature: float | None = None) ->
 
 
 def setup_from(
-    args: argparse.Namespace, temperature: float | None = None, tokenizer: PreTrainedTokenizerBase | None = None
+    args: argparse.Namespace, sampling: Sampling = GREEDY, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> Setup:
     """Load target, tokenizer and machine from the shared flags. tokenizer: the target's, where it is loaded already."""
     where = (args.device, args.dtype, args.engine, args.threads)
-    return load_setup(
-        args.target, sampling_from(args, temperature), *where, tokenizer, getattr(args, "device_map", None)
-    )
+    return load_setup(args.target, sampling, *where, tokenizer, getattr(args, "device_map", None))
 
 
 def read_prompts(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:

@@ -84,24 +84,14 @@ class Decided(NamedTuple):
     n_rejected: int  # 1 where the target was asked about a further drafted token, and took none
     path: list[int] | None = None  # the numbers of the accepted drafts; None: the leading ones
 
-    @property
-    def counts(self) -> tuple[int, int, int]:
-        return self.n_drafted, self.n_accepted, self.n_rejected
 
-
-def fetch(draft: Draft, result: AcceptResult) -> Decided:
-    return fetch_rows(draft, result)[0]
-
-
-def fetch_rows(draft: Draft, result: AcceptResult) -> list[Decided]:
+def fetch(draft: Draft, result: AcceptResult) -> list[Decided]:
     """Copy the decisions of all rows to the host: the loop's one wait for the device in a round."""
     n, path = draft.tokens.shape[1], result.path
     one_each = [draft.size, result.n_accepted, result.next_token, result.n_rejected, draft.faults]  # (batch,) each
-    parts = [draft.tokens, *(part[:, None] for part in one_each if part is not None)]
-    if path is not None:
-        parts.append(path + 1)  # `to_host` takes -1 for logits that are not finite, and here it is an empty place
-    numbers, decided = torch.cat(parts, dim=1), []  # (batch, columns)
-    ids, width = to_host(numbers.flatten()), numbers.shape[1]
+    places = [] if path is None else [path + 1]  # `to_host` takes -1, an empty place, for logits that are not finite
+    numbers = torch.cat([draft.tokens, *(part[:, None] for part in one_each if part is not None), *places], dim=1)
+    ids, width, decided = to_host(numbers.flatten()), numbers.shape[1], []
     for row in (ids[start : start + width] for start in range(0, len(ids), width)):
         n_drafted, n_accepted, next_token, *more = row[n:]
         n_rejected = int(n_accepted < n_drafted) if result.n_rejected is None else more[0]

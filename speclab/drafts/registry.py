@@ -108,7 +108,8 @@ def lookups() -> list[str]:
 def shown() -> str:
     rows = [(kind.usage, kind.help) for kind in kinds().values()]
     rows.append(("lab:SIZE", "the lab's draft model padded to the price of a larger one, as in lab:50m"))
-    rows.append((", ".join(loading.usages()), "any causal language model with the target's tokenizer"))
+    names = ", ".join(["folder", "hub name", *(source.usage for source in loading.SOURCES)])
+    rows.append((names, "any causal language model with the target's tokenizer"))
     trained = "What is called trained comes with the lab for its own target; python -m training.heads trains others."
     return "\n".join([*(f"{usage:<28}  {help}" for usage, help in rows), trained])
 

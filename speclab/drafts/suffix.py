@@ -51,13 +51,10 @@ class SuffixDrafter(Lookup):
     def prefill(self, target: Target | None, prompt: Tensor, sampling: Sampling) -> None:
         self._device, self._n_tokens = prompt.device, 0
         self._ends = [Node()]  # of the tree: the root, then the last token, the last two, ...
-        self._append(prompt[0].tolist())
+        self.observe(0, prompt[0].tolist())
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         return as_draft(self.lookup(k), self._device)
-
-    def observe(self, n_accepted: int, committed: list[int]) -> None:
-        self._append(committed)
 
     def lookup(self, k: int) -> list[int]:
         ends, chance = self._ends, 1.0
@@ -78,8 +75,8 @@ class SuffixDrafter(Lookup):
             ends = [ends[0], *(node.after[token] for node in ends if token in node.after)]
         return tokens
 
-    def _append(self, tokens: list[int]) -> None:
-        for token in tokens:
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        for token in committed:
             self._n_tokens += 1
             longer = [self._ends[0]]
             for node in self._ends[: self.depth]:

@@ -65,8 +65,7 @@ class Bench:
         drafts one of these lengths, and it decodes all of the text: its rounds say what they cost, whatever the text.
         """
         target, ids = self.setup.target.with_own_cache(), prompt.ids.to(self.setup.device)
-        budget = None if lengths else budget
-        budget = budget or self.max_new_tokens
+        budget = self.max_new_tokens if lengths else budget or self.max_new_tokens
         if arm == GENERATE:
             return LibraryDecoding(arm, target.model, ids, budget)
         sampling = GREEDY if self.greedy_only(arm) else sampling
@@ -141,9 +140,6 @@ class Bench:
                 kinds = {type(draft): draft for draft in (one.as_drafted(chain) for one in drafters if n)}
                 for draft in (kinds | {Draft: chain}).values():
                     self.functions.accept(draft, logits, sampling, uniforms)
-
-    def forget(self) -> None:
-        self.taught.clear()
 
     def drafter(self, arm: Arm, prompt: Prompt) -> Drafter:
         """Return a drafter for a prompt, which shares what this arm has learned from the prompts before."""

@@ -36,26 +36,8 @@ def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement]:
     arms = config.arms()
     plain = [GENERATE] if 0 in config.temperatures else []  # the library's own plain decoding, which is greedy
     measured = measure_and_judge(config, [*arms, *plain], config.instruments(arms))
-    run, device, dtype = comparison_record(config, measured), config.setup.device, config.setup.dtype
-    if not is_mixture_of_experts(model := config.setup.target.model):  # whose passes read more or fewer experts
-        run.weight_bytes = weights_read(model)[1] - getattr(config.setup.target.fast, "bytes_spared", 0)
-    run.bandwidth = max(bandwidth(block_bytes(device), device, dtype, repeats=3).values())
-    return run, measured
-
-
-def measure_and_judge(
-    config: RunConfig, arms: list[Arm], instruments: dict[str, list[int]], title: str = "measuring"
-) -> Measurement:
-    """Measure all arms over the prompts of the run, and judge whether their texts are right."""
-    measured = measure(config.bench(), arms, config.temperatures, config.prompts, config.repeats, instruments, title)
-    judge(measured)
-    return measured
-
-
-def comparison_record(config: RunConfig, measured: Measurement) -> ComparisonRun:
-    """Return the record, which tables and pictures show."""
     greedy, costs = measured.of(BASELINE, 0.0), calibrated(measured)
-    return ComparisonRun(
+    run = ComparisonRun(
         **config.head(measured),
         prompts={
             "n": len({line.prompt_index for line in measured.lines}),
@@ -71,6 +53,20 @@ def comparison_record(config: RunConfig, measured: Measurement) -> ComparisonRun
         rows=build_rows(measured, costs),
         raw=[line.recorded() for line in measured.lines],
     )
+    device, dtype = config.setup.device, config.setup.dtype
+    if not is_mixture_of_experts(model := config.setup.target.model):  # whose passes read more or fewer experts
+        run.weight_bytes = weights_read(model)[1] - getattr(config.setup.target.fast, "bytes_spared", 0)
+    run.bandwidth = max(bandwidth(block_bytes(device), device, dtype, repeats=3).values())
+    return run, measured
+
+
+def measure_and_judge(
+    config: RunConfig, arms: list[Arm], instruments: dict[str, list[int]], title: str = "measuring"
+) -> Measurement:
+    """Measure all arms over the prompts of the run, and judge whether their texts are right."""
+    measured = measure(config.bench(), arms, config.temperatures, config.prompts, config.repeats, instruments, title)
+    judge(measured)
+    return measured
 
 
 def build_rows(measured: Measurement, costs: CostTable) -> list[Row]:

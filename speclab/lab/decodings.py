@@ -82,7 +82,6 @@ class LibraryDecoding(Decoding):
         self.decode_seconds, self.tokens = library_generate(self.model, self.ids, self.budget, **self.options)
         if len(self.tokens) != self.budget:
             raise EnvironmentProblem(f"model.generate gave {len(self.tokens)} tokens of {self.budget}; leave it out")
-        self.counts = Counts(n_rounds=len(self.tokens) - 1, n_emitted=len(self.tokens) - 1)
 
 
 def library_generate(model: PreTrainedModel, ids: Tensor, max_new_tokens: int, **options) -> tuple[float, list[int]]:

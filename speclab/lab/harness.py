@@ -191,7 +191,7 @@ def _warm_up(
     for sampling in samplings if bench.on_graphs else [max(samplings, key=lambda s: s.temperature)]:
         tried = {arm: sorted(set(tools.get(arm, ()))) for arm in [*arms, *tools]}
         take_turns([bench.decoding(arm, sampling, prompts[0], 0, budget, tried[arm]) for arm in tried])
-    bench.forget()
+    bench.taught.clear()
     timed = [prompts[index].ids.to(bench.setup.device) for index in mixed(prompts)[:COST_PROMPTS]]
     for drafter, sampling in itertools.product(priced, samplings):
         settings = DecodeSettings(bench.max_new_tokens, sampling, seed=bench.seed)

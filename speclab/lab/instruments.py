@@ -3,7 +3,6 @@
 The loops know nothing of them. They wrap the target, the drafter and the functions that are passed to a loop.
 """
 
-import copy
 import functools
 import random
 import time
@@ -12,9 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from draft_models import as_draft
 from speclab.core.accept import accept_from_logits
@@ -26,7 +23,6 @@ from speclab.core.sampling import Sampling
 from speclab.models.cached import CachedModel, tokens_to_keep
 
 Loop = Callable[..., Iterator[Round]]
-PHASES = ("draft", "verify", "accept", "rollback", "host")
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,7 @@ class PhaseSeconds(UserDict[str, float]):
 
     @functools.cached_property
     def data(self) -> dict[str, float]:  # type: ignore[override]
-        found: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        found: dict[str, float] = dict.fromkeys(("draft", "verify", "accept", "rollback", "host"), 0.0)
         for phase, start, end in self._spans:
             found[phase] = found.get(phase, 0.0) + seconds_between(start, end)
         whole = found.pop("whole")
@@ -115,8 +111,6 @@ def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter,
         return call
 
     class Timed:
-        """An object some of whose methods are timed."""
-
         def __init__(self, inner: Any, **phases: str):
             self._inner = inner
             for name, phase in phases.items():
@@ -140,10 +134,7 @@ def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter,
 
 
 class VariedLength(Wrapper):
-    """A drafter that caps its drafts at another length in every round, each of `lengths` equally often.
-
-    Near the token limit a draft is shorter than its length says.
-    """
+    """A drafter that caps its drafts at another length in every round, each of `lengths` equally often."""
 
     def __init__(self, drafter: Drafter, lengths: list[int], seed: int):
         self.drafter, self._lengths, self._random = drafter, lengths, random.Random(seed)
@@ -154,21 +145,6 @@ class VariedLength(Wrapper):
             self._left = self._random.sample(self._lengths, len(self._lengths))
         length = min(k, self._left.pop())
         return self.drafter.propose(length, uniforms[:, :length])
-
-
-def noisy(model: PreTrainedModel, amount: float, seed: int) -> PreTrainedModel:
-    """Return a copy whose matrices are off by Gaussian noise of `amount` times each matrix's own standard deviation: a
-    worse draft at the same cost of a pass. Norms and biases stay. One seed is one direction in weight space: a larger
-    amount goes further the same way."""
-    generator, copied = torch.Generator().manual_seed(seed), copy.deepcopy(model)
-    with torch.no_grad():
-        for weight in copied.parameters():
-            if weight.ndim >= 2 and weight.is_floating_point():
-                # On the CPU in double precision: the same noise on every device and in every number format.
-                exact = weight.detach().cpu().double()
-                noise = torch.randn(exact.shape, generator=generator, dtype=torch.float64)
-                weight.copy_(exact + amount * exact.std() * noise)
-    return copied.eval()
 
 
 class ConstantDrafter(Drafter):
@@ -183,9 +159,7 @@ class ConstantDrafter(Drafter):
     def observe(self, n_accepted: int, committed: list[int]) -> None: ...
 
 
-def reference_text(
-    decode: Loop, target: Target, prompt: Tensor, draft_length: int, settings: DecodeSettings
-) -> list[int]:
+def reference_text(decode: Loop, target: Target, prompt: Tensor, k: int, settings: DecodeSettings) -> list[int]:
     """Return the target's own text for a dial to replay, made by the speculative loop with passes as wide as those that
     will judge the replay: in bfloat16 the logits of another width may turn a near-tie."""
-    return tokens_of(decode(target, ConstantDrafter(), prompt, draft_length, settings))
+    return tokens_of(decode(target, ConstantDrafter(), prompt, k, settings))

@@ -19,7 +19,8 @@ from speclab.core.sampling import Sampling
 from speclab.drafts.heads.feature import target_pass
 from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
-from speclab.models.cached import CachedModel, distributions
+from speclab.models.cached import CachedModel
+from speclab.models.family import distributions
 from speclab.models.prompts import Prompt
 from speclab.records.rows import Arm, RoundCounts
 from speclab.theory.attribution import Text
@@ -42,7 +43,7 @@ def accept_probs(
     tokens."""
     target, prompt_ids = bench.setup.target, prompt.id_list
     law = bench.drafters[draft].law(target, prompt_ids, text, sampling, longest)
-    target_probs = functools.partial(distributions, target.model, prompt_ids, text, sampling, target.vocab_size)
+    target_probs = functools.partial(distributions, target, prompt_ids, text, sampling, target.vocab_size)
     return law.accept_probs(target_probs, text)
 
 
@@ -97,7 +98,6 @@ class KnownText:
 
     @functools.cached_property
     def _states(self) -> dict[int, Tensor]:
-        """By layer the states of all tokens of the text."""
         layers = self._hidden_layers
         with torch.inference_mode():
             outputs = target_pass(self._model, self._ids, layers)[0].chunk(len(layers), dim=-1)

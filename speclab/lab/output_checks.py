@@ -56,7 +56,7 @@ def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> dict[
     """
     bench, setup, rule = measured.bench, measured.bench.setup, measured.bench.functions.rule
     sampling, n_ids = setup.sampling_at(temperature), setup.target.vocab_size
-    lossy_rule, lossy = bench.lossy_rule(arm), {}
+    lossy_rule = bench.lossy_rule(arm)
 
     def places() -> Iterator[losslessness.Places]:
         for line in measured.of(arm, temperature):
@@ -67,9 +67,7 @@ def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> dict[
                 yield from losslessness.known_law(setup.reference, prompt, tokens, sampling, n_ids, draft_probs)
 
     z = losslessness.z_statistics(places())
-    if lossy_rule:
-        off = rule.distance(measured, arm, temperature) if rule.distance else None
-        lossy = {"lossy_rule": lossy_rule, "total_variation": off}
+    off = rule.distance(measured, arm, temperature) if lossy_rule and rule.distance else None
     return {
         "arm": arm.label,
         "temperature": temperature,
@@ -79,7 +77,7 @@ def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> dict[
         "n_uncertain": z.n_uncertain,
         "bound": losslessness.Z_BOUND,
         "passed": math.isfinite(z.surprise) if lossy_rule else z.passed,
-        **lossy,
+        **({"lossy_rule": lossy_rule, "total_variation": off} if lossy_rule else {}),
     }
 
 

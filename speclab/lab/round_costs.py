@@ -36,8 +36,8 @@ def measure_costs(
     n_rounds = ROUNDS_OF_EACH * (LONGEST + 1) // len(prompts)
     for seed, (ids, name) in enumerate(itertools.product(prompts, (OWN, CONSTANT))):
         n_tokens = (n_rounds + 2) * (LONGEST + 1)
-        if target.max_length is not None:
-            n_tokens = min(n_tokens, target.max_length - target.room.length_after(ids.shape[1]))
+        if target.room.text is not None:
+            n_tokens = min(n_tokens, target.room.text - target.room.length_after(ids.shape[1]))
         own_settings = DecodeSettings(n_tokens, settings.sampling, seed=settings.seed + OTHER_SEED)
         proposing = copy.deepcopy(part) if name == OWN else ConstantDrafter()
         proposing.keep_drafting = (lambda probability: True) if asked and name == OWN else None

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from speclab.core.counts import Counts
 from speclab.records.rows import BASELINE, BASELINE_REPEAT, SUMS, Arm, Decoded, Facts, Noise, Row
@@ -10,10 +9,9 @@ from speclab.theory.attribution import PredictedSeconds, predictions, verdict
 from speclab.theory.formulas import book_formula, ratio_interval
 
 Predicted = Mapping[tuple[Arm, float, int], PredictedSeconds]  # by arm, temperature and index of the prompt
-NOTHING: Predicted = MappingProxyType({})
 
 
-def rows_of(decoded: list[Decoded], predicted: Predicted = NOTHING) -> list[Row]:
+def rows_of(decoded: list[Decoded], predicted: Predicted | None = None) -> list[Row]:
     """Return the row of every arm at every temperature, for all prompts and for each kind of them, beside the baseline
     of as many texts at a time.
 
@@ -23,12 +21,12 @@ def rows_of(decoded: list[Decoded], predicted: Predicted = NOTHING) -> list[Row]
     for alike in _groups(decoded):
         kinds = list(dict.fromkeys(one.prompt_kind for one in alike))
         for kind in ["all", *kinds] if len(kinds) > 1 else ["all"]:
+            of_kind = [one for one in alike if kind in ("all", one.prompt_kind)]
             by_arm: dict[Arm, list[Decoded]] = {}
-            for one in alike:
-                if kind in ("all", one.prompt_kind):
-                    by_arm.setdefault(one.arm, []).append(one)
-            baseline = by_arm[BASELINE]
-            floor = noise_floor(baseline, by_arm.pop(BASELINE_REPEAT, []))
+            for one in of_kind:
+                by_arm.setdefault(one.arm, []).append(one)
+            by_arm.pop(BASELINE_REPEAT, None)
+            baseline, floor = by_arm[BASELINE], noise_floor(of_kind)
             rows += [row_of(own, baseline, kind, floor, predicted) for own in by_arm.values()]
     return rows
 
@@ -36,12 +34,11 @@ def rows_of(decoded: list[Decoded], predicted: Predicted = NOTHING) -> list[Row]
 def noise_floors(decoded: list[Decoded]) -> list[Noise]:
     """Return the distance of the baseline from itself on all prompts, for each temperature and number of texts at a
     time at which it ran twice."""
-    both = (BASELINE, BASELINE_REPEAT)
-    pairs = ([[one for one in alike if one.arm == arm] for arm in both] for alike in _groups(decoded))
-    return [floor for pair in pairs if (floor := noise_floor(*pair))]
+    return [floor for alike in _groups(decoded) if (floor := noise_floor(alike))]
 
 
-def noise_floor(baseline: list[Decoded], again: list[Decoded]) -> Noise | None:
+def noise_floor(alike: list[Decoded]) -> Noise | None:
+    baseline, again = ([one for one in alike if one.arm == arm] for arm in (BASELINE, BASELINE_REPEAT))
     if not again:
         return None
     row = row_of(again, baseline)
@@ -62,7 +59,7 @@ def row_of(
     baseline: list[Decoded],
     kind: str = "all",
     floor: Noise | None = None,
-    predicted: Predicted = NOTHING,
+    predicted: Predicted | None = None,
 ) -> Row:
     """Return the row of one arm beside the baseline on the same prompts, all at one temperature.
 
@@ -75,7 +72,7 @@ def row_of(
     arm, temperature = decoded[0].arm, decoded[0].temperature
     for one in own:
         counts.merge(one.counts)
-        total += predicted.get((arm, temperature, one.prompt_index), PredictedSeconds())
+        total += (predicted or {}).get((arm, temperature, one.prompt_index), PredictedSeconds())
     # model.generate cannot be split into prefill and decoding, so it is compared end to end.
     end_to_end = arm.method == "generate"
     baseline_seconds = [b.seconds + end_to_end * sum(b.prefill_seconds) for b, _ in pairs]
@@ -83,7 +80,9 @@ def row_of(
     before, seconds = sum(baseline_seconds), sum(arm_seconds)
     low, high = ratio_interval(baseline_seconds, arm_seconds) or (None, None)
     baseline_prefill, prefill = (sum(sum(s.prefill_seconds) for s in side) for side in zip(*pairs, strict=True))
-    one_length = None if arm.auto or arm.branches else arm.draft_length  # the formula knows one length, and no branches
+    one_length = 0 if arm.auto or arm.branches else arm.draft_length  # the formula knows one length, and no branches
+    rates = (counts.acceptance_rate, counts.drafted_fraction)
+    of_book = [book_formula(rate, one_length) if one_length and rate is not None else None for rate in rates]
     distances = [s.distance for s in own if s.distance is not None]
     has_texts = temperature == 0 and all(one.texts for pair in pairs for one in pair)
     row = Row(
@@ -102,18 +101,14 @@ def row_of(
         speedup_low=low,
         speedup_high=high,
         speedup_with_prefill=before / seconds if end_to_end else (before + baseline_prefill) / (seconds + prefill),
-        acceptance_rate=counts.acceptance_rate,
-        drafted_fraction=counts.drafted_fraction,
+        acceptance_rate=rates[0],
+        drafted_fraction=rates[1],
         tokens_per_round=counts.tokens_per_round if arm.speculative else None,
-        book_formula=_book(counts.acceptance_rate, one_length),
-        book_formula_drafted_fraction=_book(counts.drafted_fraction, one_length),
+        book_formula=of_book[0],
+        book_formula_drafted_fraction=of_book[1],
         lossy_rule=decoded[0].lossy_rule,
         total_variation=sum(distances) / counts.n_emitted if len(distances) == len(pairs) else None,
         same_as_baseline=all(b.texts == s.texts for b, s in pairs) if has_texts else None,
         verdict=verdict(before / seconds, low, high, floor) if arm.speculative else None,
     )
     return replace(row, **predictions(row, total)) if total.baseline else row
-
-
-def _book(acceptance: float | None, draft_length: int | None) -> float | None:
-    return book_formula(acceptance, draft_length) if acceptance is not None and draft_length else None

@@ -34,7 +34,6 @@ class RunConfig:
         return Bench(self.setup, self.drafters, self.max_new_tokens, self.seed, self.functions)
 
     def arms(self) -> list[Arm]:
-        """Return the arms: the baseline, then every draft at every length."""
         arms = [BASELINE]
         for name, drafter in self.drafters.items():
             auto = drafter.chooses_length

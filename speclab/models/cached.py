@@ -19,26 +19,18 @@ it, and goes in first in the next round.
 """
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from speclab.core.rounds import Decided, Draft
-from speclab.core.sampling import Sampling, to_device
+from speclab.core.sampling import to_device
 from speclab.engines.eager import EagerBackend
-from speclab.models.family import family_of, with_table
+from speclab.models.family import embedded_ids, family_of, with_table
 from speclab.system.errors import EnvironmentProblem, UsageProblem
-
-if TYPE_CHECKING:  # what a backend is, for the checker of types alone
-    from speclab.engines.c_pass import CBackend, CModel
-    from speclab.engines.cuda.cuda_graphs import GraphBackend, GraphedModel
-
-    Backend = EagerBackend | CBackend | GraphBackend
-    FastModel = CModel | GraphedModel
 
 
 class CachedModel:
@@ -51,7 +43,7 @@ class CachedModel:
     one included, without replays.
     """
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int | None = None, fast: "FastModel | None" = None):
+    def __init__(self, model: PreTrainedModel, vocab_size: int | None = None, fast: Any = None):
         self.model, self.fast = model.eval(), fast
         self.device: torch.device = model.device  # that holds the weights; the library looks through all of them for it
         n_rows = model.config.get_text_config().vocab_size
@@ -59,12 +51,12 @@ class CachedModel:
         self.vocab_size = min(vocab_size or n_rows, n_rows, self.n_ids)
         self.family = family_of(model)
         self.room = with_table(self.family.room(model.config), model)
+        self.max_length = self.room.text  # positions of prompt and output together; None: no limit
         # Decoder layers whose outputs a draft reads. The baseline keeps them too, so both arms run on the same engine.
         self.hidden_layers: tuple[int, ...] = ()
-        self._backend: Backend | None = None
+        self._backend: Any = None
         self.keeps: Callable[[int, int], int] = tokens_to_keep  # the rule by which `commit` rolls back
         self.length = self.n_last = self.n_passes = 0
-        self._n_committed = 0  # tokens that are final
 
     def __deepcopy__(self, memo: object = None) -> "CachedModel":
         """Return a twin that shares the weights, with a cache of its own: a drafter is copied with its model."""
@@ -77,11 +69,6 @@ class CachedModel:
     @property
     def engine(self) -> str:
         return "eager" if self.fast is None else self.fast.name
-
-    @property
-    def max_length(self) -> int | None:
-        """Return the number of positions of prompt and output together; None: no limit."""
-        return self.room.text
 
     @property
     def n_replays(self) -> int:
@@ -100,12 +87,12 @@ class CachedModel:
     def prefill(self, prompt: Tensor) -> Tensor:
         """Drop the cache and read the prompt.  (1, prompt) ids -> (1, 1, vocab) logits of the next token"""
         self._backend = None  # a graph cache is given back first, and the next backend may take it
-        new = self.fast.start if self.fast else functools.partial(self.family.backend or EagerBackend, self.model)
-        self._backend = new(self.hidden_layers)
+        own, layers = self.family.backend or EagerBackend, self.hidden_layers
+        self._backend = self.fast.start(layers) if self.fast else own(self.model, layers)
         with torch.inference_mode():
             logits = self.backend.prefill(prompt)
         self.length, self.n_passes = self.room.length_after(prompt.shape[1]), 1
-        self._n_committed = self.length + 1
+        self._n_committed = self.length + 1  # tokens that are final
         return logits[..., : self.vocab_size]
 
     def step(self, token: Tensor) -> Tensor:
@@ -139,19 +126,20 @@ class CachedModel:
         mask = torch.nn.functional.pad(mask, (before, 0))[:, None]  # (1, 1, m, before + j + m)
         return self.run(n, lambda backend, length: backend.forward_masked(tokens, length, positions, mask))
 
-    def chain(self, tokens: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
-        """Append (1, m) ids, then k - 1 times the most probable next token, in one call of the engine.
-        -> (k,) the most probable tokens and (k,) their logits, or None: the engine has no such call"""
-        run: Any = getattr(self.backend, "chain", None)
-        if run is None or self.hidden_layers:
-            return None
+    @property
+    def can_chain(self) -> bool:
+        return hasattr(self.backend, "chain") and not self.hidden_layers
+
+    def chain(self, tokens: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Append (1, m) ids, then k - 1 times the most probable next token, in one call of an engine that has such a
+        call (`can_chain`).  -> (k,) the most probable tokens and (k,) their logits"""
         with torch.inference_mode():
-            found = run(tokens, self.length, k, self.vocab_size)
+            found = self.backend.chain(tokens, self.length, k, self.vocab_size)
         self.length, self.n_last = self.length + tokens.shape[1] + k - 1, tokens.shape[1] if k == 1 else 1
         self.n_passes += k
         return found
 
-    def run(self, n_tokens: int, one_pass: Callable[["Backend", int], Tensor]) -> Tensor:
+    def run(self, n_tokens: int, one_pass: Callable[[Any, int], Tensor]) -> Tensor:
         """Append `n_tokens` tokens by a pass of the backend, which also gets the number of tokens before them.
         -> (1, n_tokens, vocab) logits, as `one_pass` gives them, of the ids that may be emitted"""
         # To enter the mode again takes as long as three kernels.
@@ -166,8 +154,7 @@ class CachedModel:
         path: their numbers, in rising order. Keys, values and hidden states move into this order."""
         rows = [0, *(i + 1 for i in path)]
         before, n_dropped = self.length - self.n_last, self.n_last - len(rows)
-        if rows[-1] >= self.n_last:
-            raise RuntimeError(f"drafted token {path[-1]} of {self.n_last - 1}")
+        assert rows[-1] < self.n_last, f"drafted token {path[-1]} of {self.n_last - 1}"
         if rows[-1] >= len(rows):  # else they are in their places
             with torch.inference_mode():
                 self.backend.keep(before, to_device(rows, self.device))
@@ -191,7 +178,7 @@ class CachedModel:
         self.length = length
 
     @property
-    def backend(self) -> "Backend":
+    def backend(self) -> Any:
         """Return what runs the passes of this decoding. Raises RuntimeError before `prefill`."""
         if self._backend is None:
             raise RuntimeError("call prefill() with a prompt before any other pass")
@@ -212,27 +199,3 @@ def check_prompt(model: CachedModel, prompt: Tensor, max_new_tokens: int) -> Non
         what = f"the prompt has token {largest} and the model knows {model.n_ids} ids"
         raise EnvironmentProblem(f"{what}: tokenizer and model do not belong together; give another target")
     model.room.check(prompt.shape[1], max_new_tokens)
-
-
-def embedded_ids(model: PreTrainedModel) -> int:
-    """Return the rows of the input embedding, which may be fewer than the output's."""
-    try:
-        return int(model.get_input_embeddings().weight.shape[0])  # type: ignore[index]
-    except (AttributeError, NotImplementedError):  # no such method, or no single matrix
-        return model.config.get_text_config().vocab_size
-
-
-@torch.inference_mode()
-def distributions(
-    model: PreTrainedModel, prompt: list[int], tokens: list[int], sampling: Sampling, vocab_size: int
-) -> Tensor:
-    """Return the distribution at the place of each of `tokens`, from one uncached pass.  -> (n, vocab_size), on the
-    CPU. Ids that a draft model lacks have probability 0, and so has everything after its context."""
-    cached = CachedModel(model, vocab_size)
-    n_before = cached.room.length_after(len(prompt))
-    n = len(tokens) if cached.max_length is None else min(len(tokens), cached.max_length - n_before + 1)
-    parts = (torch.tensor([ids], dtype=torch.long, device=model.device) for ids in (prompt, tokens[: n - 1]))
-    before, text = map(cached.replace_unknown, parts)
-    logits = cached.family.logits_after(model, before, text)[0, :, : cached.vocab_size]
-    probs = sampling.probs(logits).cpu()  # (n, ids that the model has)
-    return torch.nn.functional.pad(probs, (0, vocab_size - probs.shape[1], 0, len(tokens) - n))

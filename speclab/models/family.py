@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
 
+from speclab.core.rounds import Target
+from speclab.core.sampling import Sampling
 from speclab.system import extensions
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
@@ -175,6 +177,14 @@ def check_family(model: PreTrainedModel, what: str, way_out: str, crops: bool = 
         raise UsageProblem(f"{what} does not know {family.plural}, and {model.config.model_type} is one; {way_out}")
 
 
+def embedded_ids(model: PreTrainedModel) -> int:
+    """Return the rows of the input embedding, which may be fewer than the output's."""
+    try:
+        return int(model.get_input_embeddings().weight.shape[0])  # type: ignore[index]
+    except (AttributeError, NotImplementedError):  # no such method, or no single matrix
+        return model.config.get_text_config().vocab_size
+
+
 @torch.inference_mode()
 def cached_layers(model: PreTrainedModel) -> list:
     """Return the layers of a cache that holds two tokens, found once for each model. A config does not tell: layers may
@@ -185,3 +195,16 @@ def cached_layers(model: PreTrainedModel) -> list:
         family.fill(model, cache, torch.zeros(1, 2, dtype=torch.long, device=model.device))
         _layers[model] = cache.layers
     return _layers[model]
+
+
+@torch.inference_mode()
+def distributions(cached: Target, prompt: list[int], tokens: list[int], sampling: Sampling, vocab_size: int) -> Tensor:
+    """Return the distribution at the place of each of `tokens`, from one uncached pass.  -> (n, vocab_size), on the
+    CPU. Ids that a draft model lacks have probability 0, and so has everything after its context."""
+    n_before = cached.room.length_after(len(prompt))
+    n = len(tokens) if cached.room.text is None else min(len(tokens), cached.room.text - n_before + 1)
+    parts = (torch.tensor([ids], dtype=torch.long, device=cached.device) for ids in (prompt, tokens[: n - 1]))
+    before, text = map(cached.replace_unknown, parts)
+    logits = cached.family.logits_after(cached.model, before, text)[0, :, : min(cached.vocab_size, vocab_size)]
+    probs = sampling.probs(logits).cpu()  # (n, ids that the model has)
+    return torch.nn.functional.pad(probs, (0, vocab_size - probs.shape[1], 0, len(tokens) - n))

@@ -67,11 +67,6 @@ class Source:
 SOURCES: list[Source] = []  # the register.py of an extension adds to it
 
 
-def usages() -> list[str]:
-    extensions.modules("register")
-    return ["folder", "hub name", *(source.usage for source in SOURCES)]
-
-
 def source_of(name: str) -> Source | None:
     if os.path.isdir(name):
         return None

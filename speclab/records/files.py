@@ -80,39 +80,30 @@ def when_and_where(device: torch.device) -> Facts:
 
 
 def machine(device: torch.device) -> Facts:
-    found: Facts = {
-        "cpu": _cpu_name(),
+    info = Path("/proc/cpuinfo")
+    named = re.search(r"^model name\s*: (.*)", info.read_text() if info.exists() else "", re.MULTILINE)
+    probe = {"probe": {"free": startup.busy() is None, "load": startup.LOAD}} if device.type == "cpu" else {}
+    return {
+        "cpu": named[1] if named else platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "system": platform.system(),
+        **probe,
     }
-    if device.type == "cpu":  # whether other work used the cores before the run, and the load of the minute before
-        found["probe"] = {"free": startup.busy() is None, "load": startup.LOAD}
-    return found
-
-
-def _cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        if named := re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
-            return named[1]
-    return platform.processor() or platform.machine()
 
 
 def versions() -> Facts:
     commit, dirty = None, None
     if IS_CLONE:  # an installed package may lie inside somebody else's repository
+        # Records and pictures of earlier runs are no part of what ran.
+        asked = ("rev-parse HEAD", "status --porcelain -uno -- . :(exclude)results :(exclude)plots")
+        run = functools.partial(subprocess.check_output, cwd=ROOT, stderr=subprocess.DEVNULL, text=True)
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            commit = _git("rev-parse", "HEAD")
-            # Records and pictures of earlier runs are no part of what ran.
-            dirty = bool(_git("status", "--porcelain", "-uno", "--", ".", ":(exclude)results", ":(exclude)plots"))
+            commit, changes = (run(["git", *words.split()]).strip() for words in asked)
+            dirty = bool(changes)
     libraries = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     return {"python": platform.python_version()} | libraries | {"commit": commit, "uncommitted_changes": dirty}
-
-
-def _git(*words: str) -> str:
-    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
 
 
 def prompt_settings(prompts: list[str]) -> Facts:
@@ -125,8 +116,7 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 
 
 def as_dict(part: RecordPart) -> Facts:
-    """Return a record, or a part of one, as plain JSON with seven digits. A field with its default is left out. Raises
-    ValueError where a number is not finite."""
+    """Return a record, or a part, as plain JSON with seven digits, without defaults. Infinities raise ValueError."""
     plain = _adapter(type(part)).dump_python(part, mode="json", exclude_defaults=True)
     return json.loads(json.dumps(plain, allow_nan=False), parse_float=as_written)
 

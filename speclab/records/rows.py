@@ -108,9 +108,8 @@ class Decoded(ArmCounts):
     @classmethod
     def begin(cls, arm: Arm, temperature: float, prompt_index: int, prompt_kind: str, n_prompt: int) -> "Decoded":
         its: Facts = {"method": arm.method, "draft": arm.draft or None, "draft_length": arm.draft_length}
-        its |= {"branches": arm.branches or None, "temperature": temperature, "prompt_kind": prompt_kind}
-        its |= dict.fromkeys(SUMS, 0)
-        return cls(**its, prompt_index=prompt_index, n_prompt=n_prompt)
+        its |= dict.fromkeys(SUMS, 0) | {"temperature": temperature, "prompt_kind": prompt_kind}
+        return cls(**its, branches=arm.branches or None, prompt_index=prompt_index, n_prompt=n_prompt)
 
     def add(
         self, prefill: float, decode: float, tokens: list[int], counts: Counts | None = None, rounds: Sequence = ()

@@ -244,7 +244,6 @@ def test_a_damaged_draft_still_proposes_an_id_that_can_be_fed():
                 draft = as_drawn(tokens)
                 assert draft.faults.tolist() == [NOT_FINITE, 0]
                 assert 0 <= int(draft.tokens.min()) <= int(draft.tokens.max()) < 3
-            assert as_drawn([drawn], torch.tensor([0, 1])).faults.tolist() == [0, 0], "a token that does not count"
 
 
 # --- Greedy verification skips the one-hot rows ----------------------------------------------------------------------

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.sampling import Sampling
-from speclab.models.cached import CachedModel, distributions
+from speclab.models.cached import CachedModel
+from speclab.models.family import distributions
 from tests.decoding import plain_text, speculative_rounds
 from tests.tiny_models import VOCAB, perturbed, tiny
 
@@ -137,7 +138,7 @@ def test_distributions_of_a_draft_end_with_its_ids_and_its_context():
     """What checks and forecasts use: zeros for ids that the draft lacks and for places after its context."""
     draft = tiny("llama", vocab_size=24, max_position_embeddings=12)
     prompt, tokens = PROMPT[0].tolist(), [40, 3, 5, 9, 23, 7, 8, 2, 1]
-    rows = distributions(draft, prompt, tokens, Sampling(1.0), VOCAB)
+    rows = distributions(CachedModel(draft), prompt, tokens, Sampling(1.0), VOCAB)
     assert rows.shape == (len(tokens), VOCAB)
     n_places = 12 - len(prompt) + 1
     assert torch.allclose(rows[:n_places].sum(-1), torch.ones(n_places, dtype=rows.dtype))

@@ -64,12 +64,12 @@ def test_a_wrong_token_fails_the_run(run):
 
 def test_a_wrong_distribution_fails_the_run(run, pair_folder, monkeypatch):
     """Greedy tokens passed off as samples."""
-    honest = command.speculative_decode
+    honest = command.SPECULATIVE.decode
 
     def hot(target, drafter, prompt, k, settings, **kwargs):
         return honest(target, drafter, prompt, k, replace(settings, sampling=Sampling()), **kwargs)
 
-    monkeypatch.setattr(command, "speculative_decode", hot)
+    monkeypatch.setattr(command, "SPECULATIVE", replace(command.SPECULATIVE, decode=hot))
     words = ("-k", "2", "--temperature", "0.8", "--max-new-tokens", "60", "--draft", str(pair_folder / "draft"))
     ran = run(*words)
     assert ran.code == 1

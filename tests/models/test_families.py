@@ -10,7 +10,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from draft_models import ModelDrafter
 from speclab.core.rounds import tokens_of
-from speclab.lab.instruments import noisy
 from speclab.models import engine_choice, loading
 from speclab.models.cached import CachedModel
 from speclab.models.checking.checks import check_model
@@ -20,6 +19,7 @@ from speclab.system.errors import EnvironmentProblem
 from speclab.theory.losslessness import judge_divergence
 from tests.decoding import plain_text, speculative_rounds
 from tests.tiny_families import VOCAB, tiny
+from tests.tiny_models import perturbed
 
 PROMPTS = (6, 12)  # lengths: shorter and longer than a tiny model's sliding window
 N_NEW = 40
@@ -80,7 +80,7 @@ def check_decodes(model: PreTrainedModel, why_eager: str) -> None:
         check_text(target, n, plain_text(target, prompt_of(n), N_NEW))
     tested = [0, 0]  # accepted and rejected
     for noise in NOISES:
-        drafter = ModelDrafter(CachedModel(noisy(model, noise, seed=1)))
+        drafter = ModelDrafter(CachedModel(perturbed(model, noise)))
         for target, n, k in itertools.product(targets, PROMPTS, (1, 4)):
             rounds = list(speculative_rounds(target, drafter, prompt_of(n), k, N_NEW))
             check_text(target, n, tokens_of(rounds))

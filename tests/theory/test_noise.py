@@ -72,7 +72,7 @@ def timed(arm: Arm, *decodings: list[float]) -> list[Decoded]:
 
 
 def floor_of(first: list[list[float]], second: list[list[float]]) -> Noise | None:
-    return noise_floor(timed(BASELINE, *first), timed(BASELINE_REPEAT, *second))
+    return noise_floor([*timed(BASELINE, *first), *timed(BASELINE_REPEAT, *second)])
 
 
 def test_noise_floor_by_hand():
@@ -84,7 +84,7 @@ def test_noise_floor_by_hand():
     exact = floor_of([[1.0, 2.0], [2.0, 2.0], [1.0, 3.0]], [[3.0], [4.0], [4.0]])
     assert exact == floor(pytest.approx(1.0), pytest.approx(1.0))
     base, again = timed(BASELINE, [1.0], [5.0], [100.0]), timed(BASELINE_REPEAT, [2.0], [4.0])
-    assert noise_floor(base[::-1], again).ratio == pytest.approx(1.0)
+    assert noise_floor([*base[::-1], *again]).ratio == pytest.approx(1.0)
     assert floor_of([[1.0]], []) is None
 
 

@@ -10,9 +10,10 @@ from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
-from speclab.models.cached import CachedModel, distributions
+from speclab.models.cached import CachedModel
 from speclab.models.checking import rounding
 from speclab.models.checking.rounding import Reference
+from speclab.models.family import distributions
 from speclab.theory.losslessness import APART, CHUNK, ZStatistics, known_law, z_statistics
 from tests.tiny_models import VOCAB, perturbed, tiny
 
@@ -49,7 +50,7 @@ def verdict(dtype: torch.dtype, sampling: Sampling, found: list[list[int]]) -> Z
     target, draft = models(dtype)
     reference, places = Reference(target), []
     for text in found:
-        draft_probs = distributions(draft, PROMPT, text, sampling, VOCAB)
+        draft_probs = distributions(CachedModel(draft), PROMPT, text, sampling, VOCAB)
         places += known_law(reference, PROMPT, text, sampling, VOCAB, draft_probs)
     return z_statistics(places)
 
@@ -73,7 +74,7 @@ def test_right_texts_raise_no_alarm(dtype, name, k):
 
 def test_a_filter_of_the_judges_own_would_call_right_texts_wrong():
     """Otherwise the test above proves nothing about the edge: in bfloat16 the judge's own filter cuts drawn tokens."""
-    sampling, target = SAMPLINGS["top-k"], models(torch.bfloat16)[0]
+    sampling, target = SAMPLINGS["top-k"], CachedModel(models(torch.bfloat16)[0])
     found = texts(torch.bfloat16, sampling, 3)
     rows = (distributions(target, PROMPT, text, sampling, VOCAB)[torch.arange(LENGTH), text] for text in found)
     n_cut = sum(int((row == 0).sum()) for row in rows)
@@ -88,7 +89,7 @@ def test_a_token_that_no_rounding_explains_is_an_alarm(dtype, name):
     """One token of a right text is exchanged for one far outside the filter."""
     sampling = SAMPLINGS[name]
     found = [list(text) for text in texts(dtype, sampling, 3)]
-    probs = distributions(models(dtype)[0], PROMPT, found[3], Sampling(sampling.temperature), VOCAB)
+    probs = distributions(CachedModel(models(dtype)[0]), PROMPT, found[3], Sampling(sampling.temperature), VOCAB)
     found[3][20] = probs[20].argmin().item()
     assert verdict(dtype, sampling, [*found[:3], found[3][:21], *found[4:]]).surprise == float("inf")
 
@@ -148,7 +149,7 @@ def test_tokens_are_tested_however_large_the_logits_are(shift, copied, monkeypat
     target, sampling = shifted(torch.bfloat16, shift), Sampling(0.9, top_k=20)
     reference = Reference(target)
     text = texts(torch.bfloat16, SAMPLINGS["no filter"], 3)[0]
-    probs = distributions(target, PROMPT, text, sampling, VOCAB)
+    probs = distributions(CachedModel(target), PROMPT, text, sampling, VOCAB)
     generator = torch.Generator().manual_seed(5)
     even = torch.full((LENGTH, VOCAB), 1 / VOCAB)
     places_of = [places for _, *places in known_law(reference, PROMPT, text, sampling, VOCAB, even)]

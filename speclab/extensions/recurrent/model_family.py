@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from speclab.engines.eager import EagerBackend, layer_outputs
-from speclab.models.cached import embedded_ids
-from speclab.models.family import Family
+from speclab.models.family import Family, embedded_ids
 
 N_PROBE = 4  # tokens that fill the states, and as many that are then read in one pass and one by one
 PROBE_GAP = 1e-5  # times the largest logit: a pass that does not read its states is off by much more

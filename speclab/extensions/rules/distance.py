@@ -8,7 +8,7 @@ from torch import Tensor
 from speclab.core.law import Place
 from speclab.core.rules import Rule
 from speclab.lab.harness import Measurement
-from speclab.models.cached import distributions
+from speclab.models.family import distributions
 from speclab.records.rows import Arm, RoundCounts, as_written
 
 
@@ -24,7 +24,7 @@ def measure(measured: Measurement, arm: Arm, temperature: float) -> float | None
         for tokens, rounds in zip(line.texts, line.rounds, strict=True):
             places = judged_places(rounds, len(tokens), k, max(bench.max_new_tokens, len(tokens)))
             drawn = drafter.law(setup.target, prompt, tokens, sampling, k).drawn_from(places)
-            probs = distributions(setup.target.model, prompt, tokens, sampling, setup.target.vocab_size)
+            probs = distributions(setup.target, prompt, tokens, sampling, setup.target.vocab_size)
             here = probs[[start + depth for start, depth, _ in places]]
             total += distances(bench.functions.rule, here, drawn).sum().item()
         line.distance = as_written(total)

@@ -36,7 +36,6 @@ from speclab.drafts import registry
 from speclab.drafts.registry import check_prompts
 from speclab.lab.comparison import build_rows, measure_and_judge
 from speclab.lab.harness import Measurement, kept_when_stopped
-from speclab.lab.instruments import noisy
 from speclab.lab.known_texts import calibrated
 from speclab.lab.output_checks import exit_code
 from speclab.lab.rows import noise_floors
@@ -222,6 +221,21 @@ def _mismatch(config: RunConfig) -> Points:
     rows, measured = _rows(config)
     points = _points(rows, operator.attrgetter("method"), lambda row: "draft")
     return sorted(points, key=lambda p: -(p.acceptance_rate or 0)), measured
+
+
+def noisy(model: PreTrainedModel, amount: float, seed: int) -> PreTrainedModel:
+    """Return a copy whose matrices are off by Gaussian noise of `amount` times each matrix's own standard deviation: a
+    worse draft at the same cost of a pass. Norms and biases stay. One seed is one direction in weight space: a larger
+    amount goes further the same way."""
+    generator, copied = torch.Generator().manual_seed(seed), copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in copied.parameters():
+            if weight.ndim >= 2 and weight.is_floating_point():
+                # On the CPU in double precision: the same noise on every device and in every number format.
+                exact = weight.detach().cpu().double()
+                noise = torch.randn(exact.shape, generator=generator, dtype=torch.float64)
+                weight.copy_(exact + amount * exact.std() * noise)
+    return copied.eval()
 
 
 def random_like(model: PreTrainedModel, seed: int) -> PreTrainedModel:

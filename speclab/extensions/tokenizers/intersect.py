@@ -96,7 +96,7 @@ class IntersectDrafter(ModelDrafter):
         From one uncached pass.  -> (n, vocab_size), on the CPU; zeros beyond its context. They are the same wherever a
         round begins: a drafted token is read as it was drafted.
         """
-        counts, most = self.n_read(prompt, tokens), self.draft.max_length
+        counts, most = self.n_read(prompt, tokens), self.draft.room.text
         counts = [count for count in counts if most is None or count <= most]
         if not counts:
             return torch.zeros(len(tokens), vocab_size)

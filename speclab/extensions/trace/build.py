@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from optimized_speculative import speculative_decode
 from speclab.cli import parsing
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
@@ -25,7 +24,7 @@ from speclab.extensions.trace import page
 from speclab.extensions.trace.follow import Loaded, follow
 from speclab.extensions.trace.proposals import LONGEST, PieceTable, asked
 from speclab.extensions.trace.trace import Trace
-from speclab.lab.instruments import LoopFunctions
+from speclab.lab.bench import SPECULATIVE
 from speclab.models import loading, prompts
 from speclab.models.pieces import Pieces
 from speclab.models.prompts import Prompt
@@ -116,7 +115,7 @@ def decoded(
         of_drafts = [costs.draft_seconds(n, CONTEXT) for n in LENGTHS]
         drafter.costs[settings.sampling.temperature] = RoundCosts(tuple(of_drafts), tuple(rest))
     drafter.forget()
-    return follow(Loaded(setup, [prompt], drafter, draft, draft_length, settings, LoopFunctions(speculative_decode)))
+    return follow(Loaded(setup, [prompt], drafter, draft, draft_length, settings, SPECULATIVE))
 
 
 def priced(trace: Trace, costs: Costs, n_prompt: int, looked_up: Costs) -> Trace:

@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from baseline_autoregressive import autoregressive_decode
-from optimized_speculative import speculative_decode
 from speclab.cli import decoding
 from speclab.cli.decoding import Loaded
 from speclab.core.clock import old_objects_frozen
 from speclab.core.rounds import AcceptResult, DecodeSettings, Round, tokens_of
 from speclab.extensions.trace import positions
 from speclab.extensions.trace.trace import Trace, trace
+from speclab.lab.bench import SPECULATIVE
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import loading
 from speclab.system.terminal import note
@@ -27,7 +27,7 @@ def load(args: argparse.Namespace, functions: LoopFunctions | None = None) -> Lo
     """Load what the flags ask for. Of several prompts the first is decoded. functions: the parts of the loop; None: the
     lab's own."""
     typed_limit, args.limit = args.limit, 1
-    found = decoding.load(args, functions or LoopFunctions(speculative_decode))
+    found = decoding.load(args, functions or SPECULATIVE)
     if len(found.prompts) > 1 and (args.prompt or args.prompts or typed_limit):
         note("the first prompt is decoded")
     found.drafter.forget()

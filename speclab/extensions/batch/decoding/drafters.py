@@ -126,7 +126,10 @@ class BatchedModelDrafter:
         sizes = self.budget.verified() if self.budget else k
         if not (n := max(sizes)):
             return side_by_side([as_draft([], device)] * len(k), self._vocab_size)
-        draft = as_drawn(drawn[:n], to_device(sizes, device))
+        size = to_device(sizes, device)
+        # A token that does not count has no fault.
+        counted = [one._replace(token=one.token.masked_fill(size <= i, 0)) for i, one in enumerate(drawn[:n])]
+        draft = replace(as_drawn(counted), size=size)
         if draft.probs is None:
             return draft
         missing = self._vocab_size - self.draft.vocab_size

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from speclab.core.accept import accept_from_logits
-from speclab.core.rounds import AcceptRule, Draft, Round, fetch_rows
+from speclab.core.rounds import AcceptRule, Draft, Round, fetch
 from speclab.core.sampling import draw_next, to_host
 from speclab.extensions.batch.decoding.batched_model import BatchedModel
 from speclab.extensions.batch.decoding.drafters import BatchDrafter
@@ -75,7 +75,7 @@ def speculative_decode_batch(
 
         # 3. Accept or reject, row by row, and fetch what was decided.
         result = accept(draft, logits, rows.sampling, judging(draft, draws[:, draft_length:]))
-        decided = fetch_rows(draft, result)
+        decided = fetch(draft, result)
         tokens = result.next_token
 
         # 4. Roll back: each row to its own length.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter
 from speclab.core.accept import accept_from_logits
-from speclab.core.rounds import DecodeSettings, Draft, fetch_rows, tokens_of
+from speclab.core.rounds import DecodeSettings, Draft, fetch, tokens_of
 from speclab.drafts.lengths import PAUSE, WEIGHT, AutoLength, RoundCosts
 from speclab.extensions.batch.decoding import texts
 from speclab.extensions.batch.decoding.batched_model import BatchedModel
@@ -190,7 +190,7 @@ def judged(draft: Draft, logits: torch.Tensor, text, rows, end: float):
         **{name: part.expand(len(cells), *part.shape[1:]) for name, part in vars(draft).items() if part is not None},
     )
     result = accept_from_logits(many, logits.expand(len(cells), -1, -1), SETTINGS, points)
-    for cell, decided in zip(cells, fetch_rows(many, result), strict=True):
-        n, a, r = decided.counts
+    for cell, decided in zip(cells, fetch(many, result), strict=True):
+        n, a, r = decided[1:4]
         what = {"drafted": n, "accepted": a, "rejected": r, "partial": a > 0 < r, "bonus": a > 0 == r}
         yield tuple(decided.tokens), float(np.prod([piece.size for piece in cell])), what

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from speclab.extensions.sweeps.__main__ import random_like
-from speclab.lab.instruments import noisy
+from speclab.extensions.sweeps.__main__ import noisy, random_like
 from tests.conftest import tiny_llama
 from tests.tiny_models import tiny
 
