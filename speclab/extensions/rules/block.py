@@ -5,9 +5,7 @@ from torch import Tensor
 
 from speclab.core.accept import accept
 from speclab.core.rounds import AcceptResult, Draft
-from speclab.core.rules import Rule
-from speclab.core.sampling import Sampling, draw
-from speclab.extensions.rules.chains import judge_chain
+from speclab.core.sampling import draw
 
 
 def accept_block(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
@@ -48,10 +46,3 @@ def accept_block(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Accept
     whole = (n_accepted == size) | (residual.sum(-1) <= 0)
     next_token = draw(torch.where(whole[:, None], target_here, residual), uniforms[:, n])
     return AcceptResult(n_accepted, next_token)
-
-
-def _accept(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
-    return judge_chain("block", draft, logits, sampling, uniforms, accept_block)
-
-
-BLOCK = Rule("block", _accept, "drafted tokens are judged together (block verification)")

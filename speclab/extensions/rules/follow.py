@@ -4,14 +4,10 @@ Every token that comes out is the target's own, whatever the draft, as long as t
 drafter's most probable tokens, and it may have branches. It keeps a sampled token less often than the token rule does.
 """
 
-from dataclasses import replace
-
 from torch import Tensor
 
-from speclab.core.accept import judge
 from speclab.core.rounds import AcceptResult, Draft
-from speclab.core.rules import Rule
-from speclab.core.sampling import Sampling, draw
+from speclab.core.sampling import draw
 
 
 def accept_follow(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
@@ -26,13 +22,3 @@ def accept_follow(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Accep
     at_depth = uniforms.gather(-1, draft.depths())  # (batch, n + 1) the uniform of each row
     own = draw(target_probs.flatten(0, 1), at_depth.flatten()).view_as(at_depth)
     return draft.matching(own)
-
-
-def _accept(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
-    """Run `accept_follow` on the target's logits; greedy, it follows the most probable token."""
-    return judge(replace(draft, probs=None), logits, sampling, uniforms, accept_follow)
-
-
-FOLLOW = Rule(
-    "follow", _accept, "the target's own draw is followed as long as the draft has it, in trees too", chains_only=False
-)

@@ -3,7 +3,6 @@
 How far it is off is computable, by `lenient_law` and `typical_law`. Every row of a run with such a rule says LOSSY.
 """
 
-import functools
 import math
 
 import torch
@@ -11,10 +10,7 @@ from torch import Tensor
 
 from speclab.core.accept import accept
 from speclab.core.rounds import AcceptResult, Draft, n_leading
-from speclab.core.rules import Rule
-from speclab.core.sampling import Sampling, draw
-from speclab.extensions.rules.chains import judge_chain
-from speclab.extensions.rules.distance import measure
+from speclab.core.sampling import draw
 
 
 def accept_lenient(draft: Draft, target_probs: Tensor, uniforms: Tensor, lenience: float) -> AcceptResult:
@@ -69,44 +65,3 @@ def typical_law(target_probs: Tensor, draft_probs: Tensor, epsilon: float) -> Te
     """
     kept = draft_probs * (target_probs > typical_threshold(target_probs, epsilon))
     return kept + (1 - kept.sum(-1, keepdim=True)) * target_probs
-
-
-# --- by their names ---------------------------------------------------------------------------------------------------
-
-
-def lenient(argument: str) -> Rule:
-    """Return the rule lenient:L; lenient:1 is the token rule, and counts as lossless."""
-    lenience = _number(argument, may_be_one=True)
-
-    def judge(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
-        return judge_chain("lenient", draft, logits, sampling, uniforms, accept_lenient, (lenience,))
-
-    law = functools.partial(lenient_law, lenience=lenience) if lenience < 1 else None
-    return Rule(
-        _named("lenient", lenience), judge, "the draft's probability is scaled by L in the test", law, distance=measure
-    )
-
-
-def typical(argument: str) -> Rule:
-    epsilon = _number(argument)
-
-    def judge(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
-        return judge_chain("typical", draft, logits, sampling, uniforms, accept_typical, (epsilon,))
-
-    law = functools.partial(typical_law, epsilon=epsilon)
-    return Rule(
-        _named("typical", epsilon), judge, "tokens above min(E, sqrt(E) exp(-entropy)) are kept", law, distance=measure
-    )
-
-
-def _number(argument: str, may_be_one: bool = False) -> float:
-    """Read L or E. Raises ValueError where it is no such number."""
-    value = float(argument or "nan")
-    if not (0 < value < 1 or (may_be_one and value == 1)):
-        raise ValueError(f"{argument} is not between 0 and 1")
-    return value
-
-
-def _named(kind: str, value: float) -> str:
-    """Return a rule's name, which is written in one way whatever was typed."""
-    return f"{kind}:{value!r}".removesuffix(".0")
