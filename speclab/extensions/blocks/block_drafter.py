@@ -13,6 +13,7 @@ from speclab.core.drafter import Drafter
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Drawn, Sampling, draw_draft, to_device
 from speclab.drafts.feature import HeadDrafter
+from speclab.drafts.heads.parts import appended
 from speclab.extensions.blocks.head import BlockHead
 
 
@@ -59,13 +60,21 @@ class BlockDrafter(HeadDrafter):
         self._anchor = to_device(committed[-1:], self.device)
 
     def _logits(self) -> Tensor:
-        """Read the states that are not read yet, and run a block -> the logits of the tokens after the anchor,
-        (1, n, draft vocabulary), without the Markov bias."""
-        length, n = self._length, self._hidden.shape[1]
-        rotation = self._rotation(length, n + self.head.config.slots)
-        logits = self.head.draft(self._hidden, self._anchor[:, None], rotation, length, self._keys, self._values)
-        self._length, self._hidden = length + n, self._hidden[:, :0]
-        return logits
+        """Read the states that are not read yet, and run a block from the anchor on -> the logits of the tokens after
+        it, (1, n, draft vocabulary), without the Markov bias."""
+        head, start, n = self.head, self._length, self._hidden.shape[1]
+        (cos, block_cos), (sin, block_sin) = (
+            part.split([n, head.config.slots], dim=1) for part in self._rotation(start, n + head.config.slots)
+        )
+        buffers = list(zip(self._keys, self._values, strict=True))  # of each layer
+        for of_layer, pair in zip(buffers, head.context(self._hidden, (cos, sin)), strict=True):
+            appended(of_layer, pair, start)
+        self._length, self._hidden = start + n, self._hidden[:, :0]
+
+        def seen(layer: int, *own: Tensor) -> list[Tensor]:
+            return appended(buffers[layer], own, self._length)
+
+        return head.logits(head(self._anchor[:, None], (block_cos, block_sin), None, seen)[:, 0])
 
     # --- trees: slot d says what comes after any token of depth d (speclab/extensions/trees/growing.py) ---------------
 

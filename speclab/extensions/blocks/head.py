@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, scaled_dot_product_attention
 
-from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation, appended, rotations
+from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation, rotations
 
+# (number of the layer, keys and values of the slots) -> the keys and values that are read
+Seen = Callable[[int, Tensor, Tensor], Iterable[Tensor]]
 BLOCKS_AT_ONCE = 64  # the blocks of a pass take memory by the square of their number
 
 
@@ -77,23 +79,15 @@ class BlockHead(nn.Module):
         states = self.hidden_norm(self.fc(hidden))
         return [layer.self_attn.keys_and_values(states, rotation) for layer in self.layers]  # type: ignore[operator, union-attr]
 
-    def forward(
-        self,
-        anchors: Tensor,
-        rotation: Rotation,
-        mask: Tensor | None,
-        seen: Callable[[int, Tensor, Tensor], Iterable[Tensor]],
-    ) -> Tensor:
-        """Run the pass: ids (batch, blocks) -> states (batch, blocks, slots, hidden), for as many slots as there are
-        rotations.
+    def forward(self, anchors: Tensor, rotation: Rotation, mask: Tensor | None, seen: Seen) -> Tensor:
+        """Run the pass over all slots: ids (batch, blocks) -> states (batch, blocks, longest, hidden) of those that
+        predict.
 
-        rotation: the rotations of all slots, block by block. mask: what each slot reads of what `seen` gives, None for
-        everything.
-        seen: (number of the layer, keys and values of the slots) -> the keys and values that are read.
+        rotation: of all slots, block by block. mask: what each slot reads of what `seen` gives, None for everything.
         """
-        n_slots = rotation[0].shape[1] // anchors.shape[1]
-        tokens = anchors[..., None].expand(-1, -1, n_slots).clone()  # (batch, blocks, slots)
-        tokens[..., 1:] = self.config.mask
+        config = self.config
+        tokens = anchors[..., None].expand(-1, -1, config.slots).clone()  # (batch, blocks, slots)
+        tokens[..., 1:] = config.mask
         x = embedding(tokens.flatten(1), self.table)  # (batch, blocks * slots, hidden)
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
@@ -101,27 +95,7 @@ class BlockHead(nn.Module):
             keys, values = seen(i, *own)
             shared = queries.shape[1] != keys.shape[1]
             x = layer.finish(x, scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=shared))
-        return x.unflatten(1, (-1, n_slots))
-
-    def draft(
-        self, hidden: Tensor, anchor: Tensor, rotation: Rotation, length: int, keys: list[Tensor], values: list[Tensor]
-    ) -> Tensor:
-        """Read what the target gave since the last block, (1, m, layers * target_hidden), and run a block from the
-        anchor, (1, 1), on.  -> logits of the tokens after the anchor, (1, n, draft_vocab), without the Markov bias
-
-        rotation: of the m positions from `length` on and of the slots behind them. keys, values: of each layer, (rows,
-        key heads, head size); the pass writes rows from `length` on.
-        """
-        n, slots = hidden.shape[1], self.config.slots
-        cos, sin = (part.split([n, slots], dim=1) for part in rotation)
-        for layer, pair in enumerate(self.context(hidden, (cos[0], sin[0]))):
-            appended((keys[layer], values[layer]), pair, length)
-
-        def seen(layer: int, *own: Tensor) -> list[Tensor]:
-            return appended((keys[layer], values[layer]), own, length + n)
-
-        states = self(anchor, (cos[1], sin[1]), None, seen)[:, 0]  # (1, slots, hidden)
-        return self.logits(states[:, slots - self.config.longest :])
+        return x.unflatten(1, (-1, config.slots))[:, :, config.slots - config.longest :]
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the logits, (..., hidden) -> (..., draft_vocab), without the Markov head's bias."""
@@ -156,18 +130,15 @@ def blocks(head: BlockHead, hidden: Tensor, tokens: Tensor, anchors: Tensor) -> 
     config, n, device = head.config, tokens.shape[1], tokens.device
     cos, sin = (part[0] for part in rotations(config.block, torch.arange(n + config.slots, device=device)))
     positions = (anchors[..., None] + torch.arange(config.slots, device=device)).flatten(1)  # (batch, anchors * slots)
-    # (batch, anchors, n): the anchor's state does not exist yet
-    before_anchor = torch.arange(n, device=device) < anchors[..., None]
-    own = torch.ones(config.slots, config.slots, dtype=torch.bool, device=device)
-    own = torch.block_diag(*[own] * anchors.shape[1]).bool()
-    mask = torch.cat(
-        [before_anchor.repeat_interleave(config.slots, dim=1), own.expand(len(anchors), -1, -1)], dim=2
-    ).unsqueeze(1)  # (batch, 1, anchors * slots, n + the same)
+    before_anchor = torch.arange(n, device=device) < anchors[..., None]  # its own state does not exist yet
+    block = torch.arange(anchors.shape[1], device=device).repeat_interleave(config.slots)
+    own = (block[:, None] == block).expand(len(anchors), -1, -1)
+    # (batch, 1, anchors * slots, n + the same)
+    mask = torch.cat([before_anchor.repeat_interleave(config.slots, dim=1), own], dim=2).unsqueeze(1)
     context = head.context(hidden, (cos[None, :n], sin[None, :n]))
 
     def seen(layer: int, *pair: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = (torch.cat(parts, dim=2) for parts in zip(context[layer], pair, strict=True))
         return keys, values
 
-    states = head(tokens.gather(1, anchors), (cos[positions], sin[positions]), mask, seen)
-    return states[:, :, config.slots - config.longest :]
+    return head(tokens.gather(1, anchors), (cos[positions], sin[positions]), mask, seen)

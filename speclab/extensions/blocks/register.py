@@ -3,14 +3,10 @@
 from transformers import PreTrainedModel
 
 from speclab.core.drafter import Drafter
-from speclab.drafts.registry import Choice, add, head_choice
+from speclab.drafts.registry import add, head_choice
 from speclab.extensions.blocks.block_drafter import BlockDrafter
 from speclab.extensions.blocks.files import read_block
 from speclab.system.errors import UsageProblem
-
-
-def read_choice(argument: str, text: str) -> Choice:
-    return head_choice("block", argument, text, _drafter)
 
 
 def _drafter(place: str, target: PreTrainedModel, own_width: int | None) -> Drafter:
@@ -19,4 +15,8 @@ def _drafter(place: str, target: PreTrainedModel, own_width: int | None) -> Draf
     return BlockDrafter(*read_block(place, target))
 
 
-add("block[:HEAD]", read_choice, "a head that drafts all tokens in one pass (DFlash), trained")
+add(
+    "block[:HEAD]",
+    lambda argument, text: head_choice("block", argument, text, _drafter),
+    "a head that drafts all tokens in one pass (DFlash), trained",
+)
