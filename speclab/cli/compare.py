@@ -60,7 +60,7 @@ def run(docstring: str, argv: list[str] | None, functions: LoopFunctions | None 
 def make_parser(docstring: str) -> argparse.ArgumentParser:
     parser = parsing.make_parser(docstring)
     flags.add_shared_flags(parser)
-    group = parser.add_argument_group("experiment")
+    group = parser.add_argument_group("experiment and results")
     flags.add_draft_flag(group, None, f"what drafts, several with commas; {flags.DRAFT_HELP}")
     flags.add_rule_flag(group)
     lengths = "tokens per draft; auto: chosen in every round (default: 2,4,6,auto)"
@@ -71,7 +71,6 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
     group.add_argument(
         "--alone", action="store_true", help="leave out the short runs of the lab's pair, eager and padded"
     )
-    group = parser.add_argument_group("results")
     group.add_argument("--brief", action="store_true", help="print the table alone")
     flags.add_output_flags(group)
     parser.set_defaults(max_new_tokens=None)

@@ -31,11 +31,11 @@ Group = argparse._ActionsContainer  # a parser, or a group of its flags
 def add_shared_flags(parser: argparse.ArgumentParser) -> None:
     group = add_model_flags(parser)
     group.add_argument("--device-map", choices=PLANS, metavar="PLAN", help=f"spread the weights: {', '.join(PLANS)}")
-    add_text_flags(parser)
+    add_text_flags(group)
 
 
-def add_model_flags(parser: argparse.ArgumentParser) -> Group:  # for further flags of the machine
-    group = parser.add_argument_group("models and machine")
+def add_model_flags(parser: argparse.ArgumentParser) -> Group:  # for those of the text, and further ones
+    group = parser.add_argument_group("models, machine and text")
     names = "folder, hub name or lab:SIZE, the lab's target padded, as in lab:200m"
     group.add_argument("--target", type=some_name, default=LAB_TARGET, metavar="NAME", help=names)
     for flag, choices, auto in (("--device", DEVICES, "cuda, else cpu"), ("--dtype", DTYPES, "bfloat16 on cuda")):
@@ -48,8 +48,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> Group:  # for further fl
     return group
 
 
-def add_text_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("text")
+def add_text_flags(group: Group) -> None:
     where = group.add_mutually_exclusive_group()
     where.add_argument("--prompt", action="append", metavar="TEXT", help="a text to continue; may be given again")
     given = "file of prompts with lines of %%%% between them; - for stdin"
@@ -76,9 +75,9 @@ def add_output_flags(group: Group) -> None:
 
 def add_run_flags(group: Group, lengths: str, temperatures: str) -> None:
     """Add what a command varies that tries several draft lengths and temperatures, with these helps."""
-    group.add_argument("-k", "--draft-length", metavar="K,K", help=lengths)
+    group.add_argument("-k", "--draft-length", metavar="K", help=lengths)
     group.add_argument("--temperature", metavar="T,T", help=temperatures)
-    repeats = "times that each prompt is decoded (default: 1, and 3 where one arm is all that is timed)"
+    repeats = "times each prompt is decoded (default: 1, or 3 where one arm is timed)"
     group.add_argument("--repeats", type=at_least(1), metavar="N", help=repeats)
 
 
@@ -116,7 +115,7 @@ def add_rule_flag(parser: Group) -> None:
         lambda: "\n".join(f"{kind.usage:<49} {kind.line}" for kind in all_rules().values()),
         lambda name: rule_of(name).name,
     )
-    judged = "how drafted tokens are judged (default: %(default)s); --rule help lists all rules"
+    judged = "how drafted tokens are judged (default: %(default)s); --rule help lists all"
     parser.add_argument("--rule", type=table, default=TOKEN, metavar="RULE", help=judged)
 
 

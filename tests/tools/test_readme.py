@@ -24,6 +24,7 @@ from speclab.models.prompts import Prompt
 from speclab.present import report, tables
 from speclab.records import files
 from speclab.records.files import ComparisonRun, Head
+from speclab.system import extensions
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.files import ROOT
 from speclab.theory import attribution
@@ -176,6 +177,12 @@ def test_every_command_of_the_readme_has_its_script_and_flags(help_of):
             flags = [word for word in rest if word.startswith("-")]
             sub = [word for word in rest[:1] if word.isidentifier()]
             assert [flag for flag in flags if not re.search(rf"{flag}\b", help_of(name, *sub))] == [], words
+
+
+def test_every_help_fits_on_one_screen(help_of):
+    commands = [f"{extensions.PACKAGE}.{name}" for name in extensions.names("__main__")]
+    for name in ["baseline_autoregressive", "optimized_speculative", "compare", "check", *commands]:
+        assert len(help_of(name).splitlines()) <= 40, name
 
 
 def test_every_path_in_contributing_exists():

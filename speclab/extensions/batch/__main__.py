@@ -50,15 +50,14 @@ def main(argv: list[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = parsing.make_parser(__doc__ or "", "python -m speclab.extensions.batch")
-    flags.add_model_flags(parser)
-    flags.add_text_flags(parser)
+    flags.add_text_flags(flags.add_model_flags(parser))
     group = parser.add_argument_group("experiment")
     sizes = "texts that are decoded side by side (default: %(default)s)"
     read = functools.partial(parsing.numbers, kind=int, smallest=1, flag="-B", largest=MOST_ROWS)
     group.add_argument("-B", "--sizes", type=read, metavar="B,B", default="1,2,4,8,16", help=sizes)
     flags.add_draft_flag(group, "model,ngram", "as of compare.py; several with commas (default: %(default)s)")
     lengths = "tokens per draft (default: 2,4,6; --quick 2,4)"
-    group.add_argument("-k", "--draft-length", metavar="K,K", help=lengths)
+    group.add_argument("-k", "--draft-length", metavar="K", help=lengths)
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
     repeats = "times each prompt is decoded at least (default: 1)"
     group.add_argument("--repeats", type=parsing.at_least(1), default=1, metavar="N", help=repeats)

@@ -5,10 +5,7 @@
     python -m speclab.extensions.plan --target FOLDER --draft FOLDER,ngram
 
 The baseline's texts, one pass of each draft over them, and calibrated costs give the expected time at every draft
-length (speclab/theory/forecast.py); the length with the highest expected speedup is taken. The instrumented decodings
-that calibrate the costs do draft and verify, because a pass right after other passes takes another time than the same
-pass alone; what they accept is used only to know how many tokens a draft had to catch up.
-
+length (speclab/theory/forecast.py); the length with the highest expected speedup is taken.
 What comes out: verdicts and tables, a run record (JSON), a page in Markdown, and a picture. See docs/why-not-faster.md.
 """
 
@@ -97,6 +94,8 @@ class PlanRun(LabRun):
 
 def make(config: RunConfig) -> tuple[PlanRun, Measurement]:
     """Return the plan, and what it is made from."""
+    # They do draft and verify: a pass right after other passes takes another time than the same pass alone. What they
+    # accept is used only to know how many tokens a draft had to catch up.
     instruments = config.instruments(config.arms())
     measured = measure_and_judge(config, [BASELINE], instruments, "calibrating")
     costs = calibrated(measured)
@@ -235,14 +234,14 @@ def make_parser() -> argparse.ArgumentParser:
     """Return all flags of the command."""
     parser = parsing.make_parser(__doc__ or "", "python -m speclab.extensions.plan")
     flags.add_shared_flags(parser)
-    group = parser.add_argument_group("plan")
-    kinds = "as of compare.py, but no branches, hybrids or early exit (default: %(default)s)"
+    group = parser.add_argument_group("plan and results")
+    kinds = "no branches, hybrids or early exit (default: %(default)s)"
     flags.add_draft_flag(group, "model,ngram", kinds)
     flags.add_run_flags(group, "lengths to try (default: 0 to 16; --quick 0 to 8)", "0 is greedy (default: 0)")
     size = group.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 0 to 8")
     size.add_argument("--full", action="store_true", help="all prompts, 128 tokens")
-    flags.add_output_flags(parser.add_argument_group("results"))
+    flags.add_output_flags(group)
     parser.set_defaults(max_new_tokens=None, temperature="0")
     return parser
 
