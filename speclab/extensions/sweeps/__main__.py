@@ -8,8 +8,8 @@
 
 Sweeps of other settings are compare.py with -k 0,1,2,4,8, --temperature 0,0.4,0.8 or --draft feature, and --alone.
 What comes out: a table, its predictions beside the measurement, a run record (JSON), a page in Markdown, and a picture.
-A sweep takes one to five minutes on two cores; --limit 1 makes it shorter. See docs/why-not-faster.md. Exit code 1 if a
-greedy difference is not a near-tie, or a sampled row fails its statistics.
+A sweep takes one to five minutes on two cores; --limit 1 makes it shorter. See docs/why-not-faster.md. Exit code 1
+means: a text is wrong.
 """
 
 if __name__ == "__main__":
@@ -17,7 +17,6 @@ if __name__ == "__main__":
 
 import argparse
 import copy
-import functools
 import operator
 import sys
 from collections.abc import Callable
@@ -31,28 +30,25 @@ from transformers import PreTrainedModel
 
 from draft_models import ModelDrafter
 from speclab.cli import compare, flags, parsing
-from speclab.cli.compare import show
 from speclab.drafts import registry
-from speclab.drafts.registry import check_prompts
+from speclab.extensions.sweeps.dial import Dial
 from speclab.lab.comparison import build_rows, measure_and_judge
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.known_texts import calibrated
 from speclab.lab.output_checks import exit_code
 from speclab.lab.rows import noise_floors
 from speclab.lab.run_config import RunConfig
-from speclab.models import loading
 from speclab.models.prompts import Prompt
 from speclab.present import tables
 from speclab.present.pictures import figures
-from speclab.present.pictures.figures import Panel, Series, Value, column, plain, with_interval
 from speclab.present.report import COSTS
 from speclab.present.screen import noise_lines, provenance, remarks, rough_line
-from speclab.present.tables import CELLS, Block, Cell, Heading, Lines, Markdown, Table, interval, number, prediction
+from speclab.present.tables import CELLS, Cell, Heading, Lines, Markdown, Table, interval, number, prediction
 from speclab.records.files import LabRun
 from speclab.records.rows import Facts, Noise, Row
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note
-from speclab.theory import attribution
+from speclab.theory.ladder import PREDICTORS
 
 ALL = "all"
 CONTEXTS = (128, 256, 512, 1024, 1800)  # prompt tokens
@@ -82,7 +78,8 @@ class SweepRun(LabRun):
     points: list[Point]
 
 
-Points = tuple[list[Point], Measurement]
+Measured = tuple[list[Row], Measurement]
+Points = tuple[list[Point], list[Measurement]]
 
 
 class Sweep(NamedTuple):
@@ -99,128 +96,97 @@ class Sweep(NamedTuple):
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def _rows(config: RunConfig, title: str = "measuring") -> tuple[list[Row], Measurement]:
-    """Measure the rows of a small comparison, checked, and calibrated in its own turns."""
-    arms = config.arms()
-    measured = measure_and_judge(config, arms, config.instruments(arms), title)
-    return build_rows(measured, calibrated(measured)), measured
-
-
-def _points(rows: list[Row], x: Callable[[Row], float | str], series: Callable[[Row], str]) -> list[Point]:
-    of_all = [row for row in rows if row.draft and row.prompt_kind == "all"]
-    return [Point(**vars(row), x=x(row), series=series(row)) for row in of_all]
+def _rows(config: RunConfig, title: str = "measuring", alike: dict[str, str] | None = None) -> Measured:
+    """Measure the rows of a small comparison, checked, and calibrated in its own turns. alike: greedy drafts -> those
+    that cost the same and are calibrated in their place."""
+    arms, alike = config.arms(), alike or {}
+    instruments = {name: found for name, found in config.instruments(arms).items() if alike.get(name, name) == name}
+    measured = measure_and_judge(config, arms, instruments, title)
+    costs = calibrated(measured)
+    costs |= {(name, 0.0): costs[other, 0.0] for name, other in alike.items() if costs}
+    rows = build_rows(measured, costs)
+    return [row for row in rows if row.draft and row.prompt_kind == "all"], measured
 
 
 def _acceptance(config: RunConfig) -> Points:
     """Measure the oracle draft, from never right to always right, once at the cost of a draft model and once at
     none. It replays greedy text; its names are dial:A, dial:A:MODEL and dial:A:free."""
-    if not all(drafter.needs_text for drafter in config.drafters.values()):
-        raise UsageProblem(
-            "the sweep acceptance turns a dial; leave --draft away or give dials, as in dial:0.5,dial:0.9"
-        )
+    dials: dict[str, Any] = config.drafters
+    if not all(isinstance(dial, Dial) for dial in dials.values()):
+        raise UsageProblem("the sweep acceptance turns dials; leave --draft out or give some, as in dial:0.5,dial:0.9")
     config.temperatures = [0.0]
-    accuracy = {name: float(name.split(":")[1]) for name in config.drafters}
-
-    def series(name: str) -> str:
-        if not config.drafters[name].models:
-            return "free drafts"
-        model = name.split(":", 2)[2:]  # dial:A:MODEL
-        return f"price of {loading.short_name(model[0])}" if model else "draft's price"
-
-    # All oracle drafts of a series cost the same, so the costs of the middle one are used for all.
-    calibrated_by = {series(name): name for name in sorted(accuracy, key=lambda n: -abs(accuracy[n] - 0.5))}
-    arms = config.arms()
-    instruments = config.instruments(arms)
-    measured = measure_and_judge(config, arms, {name: instruments[name] for name in calibrated_by.values()})
-    found = calibrated(measured)
-    costs = {(name, 0.0): found[calibrated_by[series(name)], 0.0] for name in accuracy if found}
-    rows = build_rows(measured, costs)
-    return _points(rows, lambda r: accuracy[r.draft or ""], lambda r: series(r.draft or "")), measured
+    series = dict.fromkeys(dials, "free drafts")
+    for name in (name for name, dial in dials.items() if dial.models):
+        model = name.split(":", 2)[2:]  # of dial:A:MODEL
+        series[name] = f"price of {model[0]}" if model else "draft's price"
+    middle = {series[name]: name for name in sorted(dials, key=lambda name: -abs(dials[name].accuracy - 0.5))}
+    rows, measured = _rows(config, alike={name: middle[series[name]] for name in dials})
+    points = [Point(**vars(row), x=dials[row.draft or ""].accuracy, series=series[row.draft or ""]) for row in rows]
+    return points, [measured]
 
 
-def _by_size(sizes: list[int], run: Callable[[int], tuple[list[Row], Measurement]]) -> Points:
-    """Do one run after the other. If one is stopped, the finished ones are kept, as long as there are any."""
-    points: list[Point] = []
-    total: Measurement | None = None
-
-    def complete() -> str:
-        return "the points so far are complete" if points else ""
-
-    for n in sizes:
-        with kept_when_stopped(complete) as stops:
-            rows, measured = run(n)
-        if total and stops:
-            total.stop = stops[0]
+def _by_size(runs: dict[int, RunConfig], unit: str) -> Points:
+    """Do one run after the other. One that is stopped is the last one, and those before it are kept."""
+    points, parts = list[Point](), list[Measurement]()
+    for n, config in runs.items():
+        with kept_when_stopped(lambda: "the points so far are complete" * bool(parts)) as stops:
+            rows, measured = _rows(config, f"{n} {unit}")
+            points += [Point(**vars(row), x=n, series=row.method) for row in rows]
+            parts.append(measured)
+            for line in measured.lines:  # the prompts of each run are others than those of the runs before
+                line.prompt_index += 10**6 * n
+        if stops:
+            parts[-1].stop = stops[0]
+        if parts[-1].interrupted:
             break
-        points += [replace(one, x=n) for one in _points(rows, lambda row: 0, operator.attrgetter("method"))]
-        if total is None:
-            total = measured
-        else:
-            n_before = len(total.prompts)
-            total.lines += [replace(line, prompt_index=line.prompt_index + n_before) for line in measured.lines]
-            total.prompts = [*total.prompts, *measured.prompts]
-            total.correctness += measured.correctness
-            total.stop = total.stop or measured.stop
-        if measured.interrupted:
-            break
-    assert total is not None  # there is at least one size
-    return points, total
+    return points, parts
 
 
 def _output_length(config: RunConfig) -> Points:
-    lengths = [n for n in OUTPUT_LENGTHS if n <= config.max_new_tokens]
-    if not lengths:
+    runs = {n: replace(config, max_new_tokens=n) for n in OUTPUT_LENGTHS if n <= config.max_new_tokens}
+    if not runs:
         raise UsageProblem("the sweep output-length begins at 8 tokens; use --max-new-tokens 8 or more")
-    return _by_size(lengths, lambda n: _rows(replace(config, max_new_tokens=n), f"{n} tokens"))
+    return _by_size(runs, "tokens")
 
 
 def _context(config: RunConfig) -> Points:
     """Prompts of growing length: the standard prompts of a kind one after the other, cut to size."""
     models = [config.setup.target, *(model for d in config.drafters.values() for model in d.models)]
     rooms = (model.room.for_prompt(config.max_new_tokens) for model in models)
-    room = min((n for n in rooms if n is not None), default=sys.maxsize)
+    room = max(0, min((n for n in rooms if n is not None), default=sys.maxsize))
     if room < CONTEXTS[0]:
         raise UsageProblem(
-            f"the models have room for {max(0, room)} tokens of prompt and the sweep context needs {CONTEXTS[0]}; use "
-            "fewer --max-new-tokens"
+            f"there is room for prompts of {room} tokens, not of {CONTEXTS[0]}; use fewer --max-new-tokens"
         )
-
-    def run(n: int) -> tuple[list[Row], Measurement]:
-        prompts = stretched(config.prompts, n)
-        check_prompts(config.setup.target, config.drafters.values(), prompts, config.max_new_tokens)
-        return _rows(replace(config, prompts=prompts), f"{n} tokens of context")
-
-    return _by_size([n for n in CONTEXTS if n <= room], run)
+    runs = {n: replace(config, prompts=stretched(config.prompts, n)) for n in CONTEXTS if n <= room}
+    for run in runs.values():
+        registry.check_prompts(config.setup.target, config.drafters.values(), run.prompts, config.max_new_tokens)
+    return _by_size(runs, "tokens of context")
 
 
 def stretched(prompts: list[Prompt], n: int) -> list[Prompt]:
     """Bring each prompt to exactly n tokens by putting others of its kind in front of it, as often as it takes."""
     longer = []
     for i, prompt in enumerate(prompts):
-        others = [p for p in [*prompts[i + 1 :], *prompts[: i + 1]] if p.kind == prompt.kind]  # the last is the prompt
-        ids = prompt.ids.new_tensor([token for p in others for token in p.id_list])
-        times = -(-n // len(ids))
-        longer.append(Prompt(prompt.kind, prompt.text, ids.repeat(times)[-n:][None]))
+        alike = [p.ids for p in [*prompts[i + 1 :], *prompts[: i + 1]] if p.kind == prompt.kind]  # the last is its own
+        ids = torch.cat(alike, dim=1)  # (1, length)
+        longer.append(replace(prompt, ids=ids.repeat(1, -(-n // ids.shape[1]))[:, -n:]))
     return longer
 
 
 def _mismatch(config: RunConfig) -> Points:
     """Measure the trained draft, the same with ever more noise in its weights, and one of its shape that has seen
     nothing: their passes cost the same."""
-    trained = next((drafter for drafter in config.drafters.values() if drafter.is_model), None)
-    if trained is None:
+    drafts = [drafter.models[0] for drafter in config.drafters.values() if drafter.is_model]
+    if not drafts:
         raise UsageProblem("the sweep mismatch starts from a draft model; give --draft model or a folder")
-    [draft] = trained.models
-    source = draft.model
-    models = {
-        "trained": source,
-        **{f"noise {amount:g}": noisy(source, amount, config.seed) for amount in (0.1, 0.2, 0.4)},
-        "random": random_like(source, config.seed),
-    }
-    config.drafters = {name: ModelDrafter(config.setup.cached(one, draft.vocab_size)) for name, one in models.items()}
+    source, n_ids = drafts[0].model, drafts[0].vocab_size
+    models = {"trained": source, "random": random_like(source, config.seed)}
+    models |= {f"noise {amount:g}": noisy(source, amount, config.seed) for amount in (0.1, 0.2, 0.4)}
+    config.drafters = {name: ModelDrafter(config.setup.cached(one, n_ids)) for name, one in models.items()}
     rows, measured = _rows(config)
-    points = _points(rows, operator.attrgetter("method"), lambda row: "draft")
-    return sorted(points, key=lambda p: -(p.acceptance_rate or 0)), measured
+    rows.sort(key=lambda row: -(row.acceptance_rate or 0))
+    return [Point(**vars(row), x=row.method, series=row.method) for row in rows], [measured]
 
 
 def noisy(model: PreTrainedModel, amount: float, seed: int) -> PreTrainedModel:
@@ -250,39 +216,26 @@ def random_like(model: PreTrainedModel, seed: int) -> PreTrainedModel:
 
 
 def curves(sweep: SweepRun) -> dict[str, list[Point]]:
-    """Return a dict: name of a curve -> its points, along x where x is a number, else in the record's order.
-
-    k and T are part of a name where the sweep has several.
-    """
-    by_name = sweep.sweep == "mismatch"
+    """Return a dict: name of a curve, with k and T where the sweep has several -> its points, along x where x is a
+    number, else in the record's order."""
     several_k = len({point.draft_length for point in sweep.points}) > 1
     several_t = len({point.temperature for point in sweep.points}) > 1
     groups: dict[str, list[Point]] = {}
-    for point in sweep.points if by_name else sorted(sweep.points, key=lambda point: point.x):
-        parts = [str(point.x if by_name else point.series)]
-        parts += [f"k={point.draft_length}"] * several_k + [f"T={point.temperature:g}"] * several_t
+    for point in sorted(sweep.points, key=lambda point: 0 if isinstance(point.x, str) else point.x):
+        parts = [point.series, *[f"k={point.draft_length}"] * several_k, *[f"T={point.temperature:g}"] * several_t]
         groups.setdefault(", ".join(parts), []).append(point)
     return groups
 
 
-def verdict(point: Point) -> str:
-    """Return faster, slower or unclear; where the prompts are too few for an interval, their number in words."""
-    if point.speedup_low is None and point.verdict == "unclear":
-        return tables.row_interval(point)
-    return "unclear" if point.verdict == "unclear" else attribution.verdict(*with_interval(point))
-
-
-def by_acceptance(points: list[Point]) -> dict[float, Point]:
+def by_acceptance(points: list[Point]) -> dict[Any, Point]:
     """Return a dict: measured alpha -> the drafting point, along alpha."""
-    known = {p.acceptance_rate: p for p in points if p.acceptance_rate is not None and p.draft_length}
-    return {alpha: known[alpha] for alpha in sorted(known)}
+    known = {point.acceptance_rate: point for point in points if point.acceptance_rate is not None}
+    return dict(sorted(known.items()))
 
 
-def break_even(points: list[Point]) -> Value | None:
-    """Return the alpha at which the measured speedup passes 1 upwards, and where its interval's two ends do.
-
-    None: it never does. An end is None where that end of the interval does not pass 1 in the measured range.
-    """
+def break_even(points: list[Point]) -> list[float | None]:
+    """Return the alpha at which the measured speedup passes 1 upwards, and where its interval's two ends do; None where
+    one does not pass 1 in the measured range."""
     known = by_acceptance(points)
 
     def first(key: str) -> float | None:
@@ -292,16 +245,7 @@ def break_even(points: list[Point]) -> Value | None:
         places = pairwise(zip(known, values, strict=True))
         return next((x0 + (1 - y0) / (y1 - y0) * (x1 - x0) for (x0, y0), (x1, y1) in places if y0 < 1 <= y1), None)
 
-    alpha = first("speedup")
-    return None if alpha is None else (alpha, first("speedup_high"), first("speedup_low"))
-
-
-def round_cost(point: Point) -> float | None:
-    """Return the cost of a round in decode steps of the target, k c + v + o; k is the number really drafted.
-    A round pays where it brings more tokens than that."""
-    if point.verify_cost is None or point.overhead is None:
-        return None
-    return point.n_drafted / point.n_rounds * (point.draft_cost or 0.0) + point.verify_cost + point.overhead
+    return list(map(first, ("speedup", "speedup_high", "speedup_low")))
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------
@@ -311,68 +255,65 @@ def lines(sweep: SweepRun) -> Lines:
     """Return the columns' legend, where each curve of acceptance breaks even, then the notes on the run."""
     filled = []
     for label, points in curves(sweep).items() if sweep.sweep == "acceptance" else ():
-        even = break_even(points)
-        said = f"{even[0]:.2f} ({interval(*even[1:])})" if even else "-"
+        alpha, *ends = break_even(points)
+        said = "-" if alpha is None else f"{alpha:.2f} ({interval(*ends)})"
         filled.append(f"{label}: break-even at α = {said}")
     return Lines([SWEEPS[sweep.sweep].legend, *filled, *noise_lines(sweep.noise), *remarks(sweep), rough_line(sweep)])
 
 
 def table(sweep: SweepRun) -> Table:
-    pairs = [(label, point) for label, curve in curves(sweep).items() for point in curve]
-    labels = {id(point): label for label, point in pairs}
-    columns, heads = CELLS | COLUMNS | {"draft": lambda point: labels[id(point)]}, SWEEPS[sweep.sweep].heads
-    return Table([point for _, point in pairs], {head: columns[head] for head in heads})
+    rows = [replace(point, method=label) for label, curve in curves(sweep).items() for point in curve]
+    return Table(rows, {head: (CELLS | COLUMNS)[head] for head in SWEEPS[sweep.sweep].heads})
 
 
 def text(sweep: SweepRun, picture_path: str = "") -> str:
     """Return the question, lines, of which some say whether the numbers can be trusted, and the table; as a page in
     Markdown with the picture at this path, and where it comes from."""
-    blocks: list[Block] = [SWEEPS[sweep.sweep].question, lines(sweep), table(sweep)]
+    question, title = SWEEPS[sweep.sweep].question, sweep.sweep.replace("-", " ").capitalize()
     if not picture_path:
-        return tables.show(blocks)
-    title = sweep.sweep.replace("-", " ").capitalize()
+        return tables.show([question, lines(sweep), table(sweep)])
     image = Markdown(f"![{title}]({picture_path})")
-    return tables.show([Heading(title, 1), *blocks[:2], image, blocks[2], provenance(sweep)], markdown=True)
+    blocks = [Heading(title, 1), question, lines(sweep), image, table(sweep), provenance(sweep)]
+    return tables.show(blocks, markdown=True)
 
 
 def picture(sweep: SweepRun, folder: Path, name: str) -> Path:
     """Write folder/name.png: the speedup, a panel for each curve. Measured values are markers, predictions lines."""
-    panels, by_label = [], curves(sweep)
-    axis = SWEEPS[sweep.sweep].axis
-    if sweep.sweep == "mismatch":
-        names = dict(enumerate(f"{p.x}\nα = {number(p.acceptance_rate)}\n{verdict(p)}" for p in sweep.points))
-        measured = Series("measured", dict(enumerate(map(with_interval, sweep.points))))
-        forecasts = Series("forecast", plain(enumerate(p.forecast for p in sweep.points)), 5, "-")
-        panels, by_label = [Panel([measured, forecasts], axis, ticks=names)], {}
-    for label, points in by_label.items():
-        x, shown, more = "x", points, dict[str, Any](log=True)
-        if sweep.sweep == "acceptance":
-            x, shown = "acceptance_rate", list(by_acceptance(points).values())
-            ticks = {i / 5: f"{i / 5:g}" for i in range(6)}
-            more = {"ticks": ticks}
-        series = [Series("measured", {getattr(point, x): with_interval(point) for point in shown})]
-        series += [Series(line, column(shown, key, x), look, style) for key, line, look, style in LINES]
-        panels.append(Panel(series, axis, title=tables.short(label, 16), **more))
+    panels, has_names = [], sweep.sweep == "mismatch"
+    for label, of_curve in ({"": sweep.points} if has_names else curves(sweep)).items():
+        places, points, ticks, predicted = [point.x for point in of_curve], of_curve, None, PREDICTED
+        if has_names:
+            ticks = {i: f"{p.x}\nα = {number(p.acceptance_rate)}\n{p.verdict}" for i, p in enumerate(points)}
+            places, predicted = list(ticks), PREDICTED[-1:]
+        elif sweep.sweep == "acceptance":
+            by_alpha, ticks = by_acceptance(of_curve), {i / 5: f"{i / 5:g}" for i in range(6)}
+            places, points = list(by_alpha), list(by_alpha.values())
+        series = [figures.Series("measured", dict(zip(places, map(figures.with_interval, points), strict=True)))]
+        for key, line, look, style in predicted:
+            values = figures.plain(zip(places, map(operator.attrgetter(key), points), strict=True))
+            series.append(figures.Series(line, values, look, style))
+        panels.append(figures.Panel(series, SWEEPS[sweep.sweep].axis, tables.short(label, 16), ticks, log=not ticks))
     figure = figures.draw(panels, 8.0 if len(panels) == 1 else 4.6) if sweep.points else figures.Figure()
     return figures.save(figure, sweep, folder, name)
 
 
-LINES = (  # a column that predicts the speedup, its label, colour and style
+PREDICTED = (  # a column that predicts the speedup, its label, colour and style
     ("book_formula", figures.BOOK, 1, ":"),
     ("leviathan", "Leviathan, with c", 3, "-."),
     ("cost_model", "cost model", 2, "--"),
     ("forecast", "forecast", 5, "-"),
 )
-# Only sweeps show these columns; the others are those of every table.
+# Only sweeps show these columns; the others are those of every table. A round costs k c + v + o, where k is the number
+# of tokens that were really drafted.
 COLUMNS: dict[str, Cell] = {
     **dict.fromkeys(("right", "tokens", "prompt"), lambda point: f"{point.x:g}"),
-    "verdict": verdict,
+    "verdict": lambda point: point.verdict or "-",
     "t_1 ms": lambda point: number(1e3 * point.speedup * point.seconds / point.n_emitted),
-    "round": lambda point: number(round_cost(point)),
-    "book(α)": prediction(operator.attrgetter("book_formula")),
-    "forecast": prediction(operator.attrgetter("forecast")),
-    "Leviathan": prediction(operator.attrgetter("leviathan")),
-    "cost model": prediction(operator.attrgetter("cost_model")),
+    "round": lambda point: number(
+        point.verify_cost
+        and point.n_drafted / point.n_rounds * (point.draft_cost or 0.0) + point.verify_cost + point.overhead
+    ),
+    **{head: prediction(operator.attrgetter(key)) for key, head in (PREDICTORS | {"cost_model": "cost model"}).items()},
 }
 MEASURED = ("speedup", "95 %", "verdict")
 SWEEPS = {
@@ -432,27 +373,25 @@ def main(argv: list[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = parsing.make_parser(__doc__ or "", "python -m speclab.extensions.sweeps")
-    parser.add_argument("sweep", choices=[*SWEEPS, ALL], metavar="NAME", help="what to change, see above")
     flags.add_shared_flags(parser)
-    group = parser.add_argument_group("experiment")
-    kinds = "as of compare.py, but no drafts with branches (default: model,ngram; acceptance has dials)"
-    flags.add_draft_flag(group, None, kinds)
+    group = parser.add_argument_group("experiment and results")
+    group.add_argument("sweep", choices=[*SWEEPS, ALL], metavar="NAME", help="what to change, see above")
+    flags.add_draft_flag(group, None, "no branches (default: model,ngram; acceptance has dials)")
     flags.add_run_flags(group, "tokens per draft (default: 4; acceptance 2)", "0 is greedy (default: 0)")
-    flags.add_output_flags(parser.add_argument_group("results"))
+    flags.add_output_flags(group)
     parser.set_defaults(max_new_tokens=None)
     return parser
 
 
 def filled(args: argparse.Namespace, name: str) -> argparse.Namespace:
-    """Return the arguments, with the defaults of this sweep wherever the command line gives none.
-
-    Acceptance needs an oracle draft for every model, at that model's cost; a lookup or an oracle draft has none.
-    """
+    """Return the arguments, with the defaults of this sweep wherever the command line gives none. Acceptance takes a
+    model as the cost of dials."""
     asked = argparse.Namespace(**vars(args))
-    choices = {kind: registry.read(kind) for kind in (args.draft or "").split(",") if kind}
-    models = [kind for kind, one in choices.items() if not one.is_lookup and one.only_greedy is None]
-    if name == "acceptance" and models:
-        asked.draft = ",".join([*FREE_ORACLES, *(f"{dial}:{model}" for model in models for dial in ACCURACIES)])
+    if name == "acceptance" and args.draft:
+        choices = map(registry.read, filter(None, args.draft.split(",")))
+        models = [choice.text for choice in choices if not (choice.is_lookup or choice.only_greedy)]
+        dials = [f"{dial}:{model}" for model in models for dial in ACCURACIES]
+        asked.draft = ",".join([*FREE_ORACLES, *dials]) if models else args.draft
     return flags.with_defaults(asked, DEFAULTS | SWEEPS[name].defaults)
 
 
@@ -460,24 +399,21 @@ def _run(typed: argparse.Namespace, name: str) -> tuple[SweepRun, int]:
     """Measure one sweep, show and write it; a Problem with the flags is raised before anything is timed.  -> its
     record, exit code"""
     args = filled(typed, name)
-    lengths, auto = parsing.lengths(args.draft_length, "-k")
-    if auto:
-        raise UsageProblem("a sweep has no -k auto; give -k numbers")
+    lengths = parsing.numbers(args.draft_length, int, 0, "-k")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
     registry.check_chains("a sweep", registry.read_all(args.draft.split(",")))
     config, output = compare.prepare(args, f"{args.name}-sweep-{name}", lengths, temperatures)
-    points, measured = SWEEPS[name].points(config)
+    points, parts = SWEEPS[name].points(config)
     record = SweepRun(
-        **config.head(measured),
+        **config.head(parts[-1]),
         sweep=name,
-        correctness=measured.correctness,
-        noise=noise_floors(measured.lines),
+        correctness=[entry for part in parts for entry in part.correctness],
+        noise=noise_floors([line for part in parts for line in part.lines]),
         points=points,
     )
-    page = functools.partial(text, record, f"../plots/{output.name}.png")
-    drawn = functools.partial(picture, record, output.plots, output.name)
-    show(output, record, functools.partial(text, record), page, [drawn])
-    return record, exit_code(measured)  # raises what ended the run early, if that can be mended
+    views = (lambda: text(record), lambda: text(record, f"../plots/{output.name}.png"))
+    compare.show(output, record, *views, [lambda: picture(record, output.plots, output.name)])
+    return record, max(map(exit_code, parts))  # raises what ended the run early, if that can be mended
 
 
 if __name__ == "__main__":

@@ -74,10 +74,9 @@ class Dial(Wrapper):
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """Propose the baseline's tokens, right or wrong; that a model reads its own proposals does not matter."""
         made = self.drafter.propose(k, uniforms)
-        n = made.tokens.shape[1]
         ids = [
             token if self._random.random() < self.accuracy else (token + 1) % self._n_ids
-            for token in self._text[self._place : self._place + n]
+            for token in self._text[self._place : self._place + made.tokens.shape[1]]
         ]
         replayed = as_draft(ids, made.tokens.device)
         if not self.models:

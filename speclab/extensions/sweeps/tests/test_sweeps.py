@@ -113,7 +113,7 @@ def test_ctrl_c_keeps_what_is_done(run, tmp_path, monkeypatch):
         ("acceptance", ["--draft", "ngram"], 2, "dial:0.5,dial:0.9"),
         ("context", ["--draft", "dial:0.5", "--temperature", "1"], 2, "add 0 to the temperatures"),
         ("context", ["--draft", "branching"], 2, "knows chains only"),
-        ("context", ["-k", "2,auto"], 2, "has no -k auto"),
+        ("context", ["-k", "2,auto"], 2, "'auto' is not a whole number"),
         ("context", ["--target", "./nowhere"], 3, "./nowhere"),
     ],
 )
