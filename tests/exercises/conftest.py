@@ -12,6 +12,7 @@ begins, and one for what became of it; files and memory have a limit.
 
 import contextlib
 import functools
+import gc
 import importlib
 import inspect
 import json
@@ -162,6 +163,7 @@ def pytest_runtest_call(item: pytest.Item):
         pytest.skip(cut(text_of(todo)))
     except MemoryError as error:
         traceback.clear_frames(error.__traceback__)  # what the code has piled up is in their variables
+        gc.collect()  # and may hold itself
         raise
 
 

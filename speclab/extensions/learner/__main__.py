@@ -16,8 +16,7 @@ With --run, the functions that pass their checks then decide in one of the lab's
     python check.py 9 --run optimized_speculative.py -k auto     # exercise 9 decides when a draft stops
     python check.py 1 --run trace shapes                         # a command of an extension that takes functions
 
-Exit code 0 when nothing is wrong: a function that is still open is not wrong. Exit code 1 when a check fails, or a text
-is not the baseline's.
+Exit code 1 when a check fails, or a text is not the baseline's. A function that is still open is not wrong.
 """
 
 import argparse
@@ -32,21 +31,24 @@ from speclab.system.terminal import say
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    known = checks.exercises()
+    known = {str(exercise.number): exercise for exercise in checks.exercises()}
     parser = parsing.make_parser(__doc__, "check.py")
-    add, about = parser.add_argument, "exercises by number, as in 3 or 2,3 (default: all)"
-    add("exercises", nargs="?", type=_numbers_among(known), default=[], metavar="N", help=about)
+    add = parser.add_argument
+    add("exercises", nargs="?", metavar="N", help="exercises by number, as in 3 or 2,3 (default: all)")
     add("--hint", nargs="?", type=int, choices=(1, 2, 3), const=1, metavar="1|2|3", help="hints up to this one")
     add("--impl", choices=PACKAGES, default="exercises", help="whose code")
     add("--run", nargs=argparse.REMAINDER, metavar="SCRIPT", help="a script of the lab, then the script's own flags")
     args = parser.parse_args(argv)
-    if args.hint and (len(args.exercises) != 1 or args.run is not None):
+    words = known.keys() if args.exercises is None else args.exercises.split(",")
+    if not known.keys() >= {*words}:
+        parser.error(f"{args.exercises[:99]!r}: choose from {', '.join(known)}, as in 3 or 2,3")
+    chosen = [exercise for number, exercise in known.items() if number in words]
+    if args.hint and (len(chosen) != 1 or args.run is not None):
         raise UsageProblem(f"--hint needs one exercise, and no --run; type: {checks.check_command('3', '--hint')}")
     if args.run is not None:
         from speclab.extensions.learner import run  # here: it loads torch, and the checks answer at once
 
-        return run.run(args.impl, args.exercises, args.run)
-    chosen = [exercise for exercise in known if exercise.number in args.exercises or not args.exercises]
+        return run.run(args.impl, [one.number for one in chosen] if args.exercises else [], args.run)
     checks.run_checks(args.impl, chosen)
     if args.hint:
         say(checks.hint_text(chosen[0], args.hint))
@@ -54,17 +56,6 @@ def main(argv: list[str] | None = None) -> int:
     say(checks.report(chosen[0]) if len(chosen) == 1 else checks.summary(chosen))
     say("\n" + checks.next_step(chosen, args.impl))
     return int(any(exercise.failed for exercise in chosen))
-
-
-def _numbers_among(known: list[checks.Exercise]):
-    numbers = {str(exercise.number): exercise.number for exercise in known}
-
-    def parse(text: str) -> list[int]:
-        if not all(word in numbers for word in text.split(",")):
-            raise argparse.ArgumentTypeError(f"{text[:99]!r}: choose from {', '.join(numbers)}, as in 3 or 2,3")
-        return sorted({numbers[word] for word in text.split(",")})
-
-    return parse
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
 """What exercises there are, how their checks are run, what became of them, and what to do next.
 
 A chapter (docs/chapters/), a file with open functions (exercises/), its solution, its checks (tests/exercises/) and
-hints (exercises/hints.toml) make an exercise. Imports nothing heavy: check.py answers at once.
-
-The checks are run by pytest in a process of its own, which is ended with all it started. pytest-timeout stops code that
-never ends, and this module ends the process where that cannot. A check without an outcome has failed.
+hints (exercises/hints.toml) make an exercise. pytest runs the checks in a process of its own, which is ended with all
+it started. pytest-timeout stops code that never ends, and this module ends the process where that cannot. A check
+without an outcome has failed. Nothing heavy is imported: check.py answers at once.
 """
 
 import contextlib
@@ -24,13 +23,11 @@ from typing import Any
 
 from speclab.system import files
 from speclab.system.errors import EnvironmentProblem
+from speclab.system.files import shown
 from speclab.system.terminal import note
 
-MARKS = {"passed": "ok", "todo": "todo", "failed": "FAILS"}
 SILENCE = 45  # seconds without the end of a check, after which the process is ended
 STACK = 30  # seconds after which pytest logs where a check is; pytest-timeout has stopped before what it can stop
-# Only the lab's own settings: no plugins and no options of whoever runs this.
-SETTINGS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 @dataclass
@@ -77,39 +74,29 @@ class Exercise:
     @property
     def status(self) -> str:
         """todo: nothing begun. done: every check passes. Else how many of them pass."""
-        n_passed = sum(check.outcome == "passed" for check in self.checks)
-        if n_passed == len(self.checks) > 0:
-            return "done"
-        return f"{n_passed} of {len(self.checks)}" if n_passed or self.failed else "todo"
+        n, n_passed = len(self.checks), sum(check.outcome == "passed" for check in self.checks)
+        begun = f"{n_passed} of {n}" if n_passed or self.failed else "todo"
+        return "done" if n_passed == n > 0 else begun
 
 
 def exercises() -> list[Exercise]:
     """All chapters that have checks, in order; a learner's own file may be missing."""
-    if not files.IS_CLONE:
-        raise EnvironmentProblem("the exercises belong to a clone of the lab; clone it and type the command there")
-    chapters = sorted((files.ROOT / "docs" / "chapters").glob("*.md"))
-    found = [Exercise(path) for path in chapters if re.fullmatch(r"\d\d-[\w-]+", path.stem)]
-    return [one for one in found if one.test_file.is_file()]
+    chapters = sorted((files.ROOT / "docs" / "chapters").glob("[0-9][0-9]-*.md"))
+    return [exercise for exercise in map(Exercise, chapters) if exercise.test_file.is_file()]
 
 
 def check_command(*words: str) -> str:
-    return shlex.join(["python", files.shown(files.ROOT / "check.py"), *words])
-
-
-# --- running ----------------------------------------------------------------------------------------------------------
+    return shlex.join(["python", shown(files.ROOT / "check.py"), *words])
 
 
 def run_checks(package: str, chosen: list[Exercise]) -> None:
-    """Run the checks of these exercises, in one process for all, and fill in their outcomes.
-
-    Raises EnvironmentProblem where not one check began: then it is not the learner's code that is wrong.
-    """
-    # At once: pytest, and the torch of some exercises, take seconds to load.
+    """Run the checks of these exercises, in one process for all, and fill in their outcomes. Raises EnvironmentProblem
+    where not one check began: then it is not the learner's code that is wrong."""
     note(f"running the checks of {package} {', '.join(str(exercise.number) for exercise in chosen)} ...")
     code, log, outcomes = _pytest(package, [exercise.test_file for exercise in chosen])
     if not outcomes:
         error = [*re.findall(r"^E +(.*)", log, re.MULTILINE), "it says nothing"][0]
-        tests, packages = (files.shown(files.ROOT / name) for name in ("tests", "requirements.txt"))
+        tests, packages = (shown(files.ROOT / name) for name in ("tests", "requirements.txt"))
         raise EnvironmentProblem(
             f"the checks cannot be run (pytest stopped): {error}; type: git checkout -- {tests}, "
             f"or, where a package is missing: pip install -r {packages}"
@@ -123,19 +110,18 @@ def run_checks(package: str, chosen: list[Exercise]) -> None:
 
 
 def _pytest(package: str, test_files: list[Path]) -> tuple[int | None, str, list[dict]]:
-    """Run these test files in a process; whatever it has started is ended with it, also where this process stops.
-
-    -> exit code, None where it had to be ended; what it printed; the lines that tests/exercises/conftest.py wrote
-    """
-    words = ["-p", "no:cacheprovider", "-c", "pyproject.toml", "--confcutdir", "tests/exercises", "--impl", package]
-    words += ["-p", "pytest_timeout", "-o", f"faulthandler_timeout={STACK}", *map(str, test_files), "--outcomes"]
+    """Run these test files in a process; whatever it has started is ended with it, also where this process stops.  ->
+    exit code, None where it had to be ended; what it printed; the lines that tests/exercises/conftest.py wrote"""
+    options = f"-B -m pytest -c pyproject.toml --confcutdir tests/exercises --impl {package} -p no:cacheprovider"
+    options += f" -p no:unraisableexception --disable-plugin-autoload -p pytest_timeout -o faulthandler_timeout={STACK}"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         outcomes, log = Path(folder) / "outcomes", Path(folder) / "log"
         outcomes.touch()
+        command = [sys.executable, *options.split(), *map(str, test_files), "--outcomes", str(outcomes)]
         with log.open("wb") as output:
             streams: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
-            command, env = [sys.executable, "-m", "pytest", *words, str(outcomes)], {**os.environ, **SETTINGS}
-            process = subprocess.Popen(command, cwd=files.ROOT, env=env, start_new_session=True, **streams)
+            where: Any = {"cwd": files.ROOT, "env": os.environ | {"PYTEST_ADDOPTS": ""}, "start_new_session": True}
+            process = subprocess.Popen(command, **where, **streams)
             code, n_bytes = None, -1
             try:
                 while code is None and n_bytes != (n_bytes := outcomes.stat().st_size):  # while checks come to ends
@@ -145,11 +131,8 @@ def _pytest(package: str, test_files: list[Path]) -> tuple[int | None, str, list
                 with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        found = []
-        for line in outcomes.read_bytes().splitlines():
-            with contextlib.suppress(ValueError):  # the last one may be torn where the process was ended
-                found.append(json.loads(line))
-        return code, log.read_text("utf-8", errors="replace"), found
+        lines = outcomes.read_bytes().split(b"\n")[:-1]  # without the last one, which is empty or torn
+        return code, log.read_text("utf-8", errors="replace"), list(map(json.loads, lines))
 
 
 def _why_it_ended(code: int | None, log: str) -> str:
@@ -157,12 +140,8 @@ def _why_it_ended(code: int | None, log: str) -> str:
     place = " ({}/{}:{})".format(*places[0]) if places else ""
     if code is None:
         return f"still running, and nothing could interrupt it{place}: a loop without an end?"
-    names = {-number: number.name for number in signal.Signals}
-    how = "MemoryError" if "MemoryError" in log else names.get(code, f"exit code {code}")
+    how = "MemoryError" if "MemoryError" in log else f"exit code {code}" if code >= 0 else signal.Signals(-code).name
     return f"did not run: your code ended Python, with {how}{place}"
-
-
-# --- what is said -----------------------------------------------------------------------------------------------------
 
 
 def hints(exercise: Exercise) -> dict[str, list[str]]:
@@ -174,28 +153,26 @@ def function_with_hints(exercise: Exercise) -> str | None:
     """Return the function or check whose hints help next: what the first failing check uses, or what is open."""
     names = [name.rpartition(".")[2] for name in exercise.open_functions]
     if exercise.failed:
-        first = exercise.failed[0]
-        names = [*first.uses, first.function.removeprefix("test_")]
+        names = [*exercise.failed[0].uses, exercise.failed[0].function.removeprefix("test_")]
     return next((name for name in hints(exercise) if name in names), None)
 
 
 def hint_text(exercise: Exercise, level: int) -> str:
-    name = function_with_hints(exercise)
+    name, again = function_with_hints(exercise), check_command(str(exercise.number))
     if exercise.status == "done" or name is None:
-        return f"no hint is about exercise {exercise.number} as it is; type: {check_command(str(exercise.number))}"
+        return f"no hint is about exercise {exercise.number} as it is; type: {again}"
     texts = enumerate(hints(exercise)[name][:level], start=1)
     lines = [textwrap.fill(text, 100, initial_indent=f"  {n}. ", subsequent_indent="     ") for n, text in texts]
-    more = f"--hint {level + 1} says more. " if level < 3 else ""
-    next_line = f"{more}next: {check_command(str(exercise.number))}"
-    return "\n".join([f"{name}, in {files.shown(exercise.path('exercises'))}", "", *lines, "", next_line])
+    more = f"--hint {level + 1} says more. " * (level < 3)
+    return "\n".join([f"{name}, in {shown(exercise.path('exercises'))}", "", *lines, "", f"{more}next: {again}"])
 
 
 def summary(chosen: list[Exercise]) -> str:
     width = max(len(exercise.title) for exercise in chosen)
     lines = [f"{'':>4}{'exercise':<{width}}  {'progress':<8}  chapter"]
-    for exercise in chosen:
-        line = f"{exercise.number:>2}  {exercise.title:<{width}}  {exercise.status:<8}  {files.shown(exercise.chapter)}"
-        lines.append(line + (f"   {len(exercise.failed)} failing" if exercise.failed else ""))
+    for one in chosen:
+        failing = f"   {len(one.failed)} failing" * bool(one.failed)
+        lines.append(f"{one.number:>2}  {one.title:<{width}}  {one.status:<8}  {shown(one.chapter)}{failing}")
     return "\n".join(lines)
 
 
@@ -207,7 +184,8 @@ def report(exercise: Exercise) -> str:
         what = check.message.rpartition("this mistake: ")[2]
         is_new = check.outcome == "failed" and what not in said
         remark = "" if is_new else "see above" if check.outcome == "failed" else check.message
-        lines.append(f"  {MARKS[check.outcome]:>5}  {check.name:<{width}}  {remark}".rstrip())
+        mark = {"passed": "ok", "failed": "FAILS"}.get(check.outcome, check.outcome)
+        lines.append(f"  {mark:>5}  {check.name:<{width}}  {remark}".rstrip())
         if is_new:
             lines.append(textwrap.fill(check.message, 110, initial_indent=indent, subsequent_indent=indent))
             if not said:  # only for the first: a print in a loop would bury the others
@@ -220,9 +198,9 @@ def next_step(chosen: list[Exercise], package: str) -> str:
     exercise = next((exercise for exercise in chosen if exercise.status != "done"), None)
     if exercise is None:
         return f"all done; to see where you are, type: {check_command()}"
-    number, path = str(exercise.number), files.shown(exercise.path(package))
+    number, path = str(exercise.number), shown(exercise.path(package))
     if exercise.failed:
         about, flag = ("a hint", ["--hint"]) if len(chosen) == 1 else ("what is wrong", [])
         return f"next, for {about}: {check_command(number, *flag)}"
     task = f"write {exercise.open_functions[0]} in" if exercise.open_functions else "work on"
-    return f"next: read {files.shown(exercise.chapter)}, {task} {path}, then type: {check_command(number)}"
+    return f"next: read {shown(exercise.chapter)}, {task} {path}, then type: {check_command(number)}"

@@ -10,14 +10,11 @@ from statistics import mean
 from types import ModuleType
 from typing import Any
 
-from baseline_autoregressive import autoregressive_decode
-from optimized_speculative import speculative_decode
 from speclab.cli import compare, decoding
 from speclab.drafts import registry
 from speclab.extensions.learner import checks
-from speclab.extensions.learner.ask import ask, finite, whole
 from speclab.extensions.learner.checks import check_command
-from speclab.extensions.learner.functions import BLOCK_RULE, ROLES, WHOLE_LOOP, Modules, learner_functions
+from speclab.extensions.learner.functions import BLOCK_RULE, ROLES, WHOLE_LOOP, Learner, ask, finite, whole
 from speclab.lab.harness import Measurement
 from speclab.present import tables
 from speclab.records.files import ComparisonRun
@@ -32,16 +29,11 @@ SCRIPTS = {  # the exercises that can take part in each
     "optimized_speculative.py": {2, 3, 4, 6, 7, 8, 9, 10},
     "compare.py": {2, 3, 4, 5, 6, 7, 10},  # each of its rows has a fixed k; exercise 6 is asked for the best one
 }
-ACCEPT_RULES = {2, 4, WHOLE_LOOP, BLOCK_RULE}
-# The field of LoopFunctions that an exercise changes, beside those that `adapt` changes.
-FIELDS = {1: "shapes", 2: "accept", 3: "keeps", 4: "accept", 8: "decode", 10: "rule"}
 
 
 def run(package: str, numbers: list[int], words: list[str]) -> int:
-    """Run a script with the functions of these exercises.  -> the script's exit code
-
-    numbers: none: all that are finished. words: the script, then its flags.
-    """
+    """Run a script with the functions of these exercises, of all that are finished where none is named. words: the
+    script, then its flags.  -> the script's exit code"""
     name, rest = (Path(words[0]).name, words[1:]) if words else ("", [])
     place = name.removesuffix(".py") if name in SCRIPTS else f"{extensions.PACKAGE}.{name}.__main__"
     script: Any = importlib.import_module(place) if name in {*SCRIPTS, *extensions.names("__main__")} else None
@@ -53,16 +45,16 @@ def run(package: str, numbers: list[int], words: list[str]) -> int:
         args = decoding.parse(script.__doc__, rest, usable != {0})
     elif hasattr(script, "parse"):  # a command that says which functions it can use
         args = script.parse(rest)
-        usable = {n for n in ROLES if n not in (0, 5) and FIELDS.get(n, "adapt") in args.uses}
+        usable = {n for n, (_, field) in ROLES.items() if field in args.uses}
     else:
         raise UsageProblem(f"--run {' '.join(words)}: give one of the lab's scripts, {', '.join(SCRIPTS)}")
     if usable != {0}:  # no exercise has a part in drafts with branches
         registry.check_chains("your code", registry.read_all(args.draft.split(",")))
     modules = load(package, numbers, usable)
-    rule, own = getattr(args, "rule", "token"), sorted(ACCEPT_RULES & modules.keys())
+    rule, own = getattr(args, "rule", "token"), [n for n in modules if ROLES[n][1] in ("accept", "decode", "rule")]
     if own and rule != "token":
         raise UsageProblem(f"--rule {rule} and exercise {own[0]} decide the same; leave one of them out")
-    functions = learner_functions(autoregressive_decode if usable == {0} else speculative_decode, package, modules)
+    functions = Learner(package, modules).functions()
     seen: list[tuple[Any, Any]] = []
     code = script.main(rest, replace(functions, look_at=lambda *pair: seen.append(pair)))
     for record, measured in seen:  # after it has been shown and written, so that a mistake loses nothing
@@ -70,14 +62,11 @@ def run(package: str, numbers: list[int], words: list[str]) -> int:
     return code
 
 
-def load(package: str, numbers: list[int], usable: set[int]) -> Modules:
-    """Of the exercises that a run can use, the modules of those that are finished. Their checks run first.
-
-    numbers: only these, all of which must be finished; none: all of them. Raises UsageProblem where one of them has no
-    part in the run or none is finished, and Problem where a check of one in use fails.
-    """
+def load(package: str, numbers: list[int], usable: set[int]) -> dict[int, ModuleType]:
+    """Of the exercises that a run can use, the modules of those that are finished. Their checks run first. numbers:
+    only these, all of which must be finished; none: all. Raises UsageProblem, and Problem where a check fails."""
     if others := [n for n in numbers if n not in usable]:
-        could = ", ".join(f"{n} ({ROLES[n]})" for n in sorted(usable))
+        could = ", ".join(f"{n} ({ROLES[n][0]})" for n in sorted(usable))
         raise UsageProblem(f"exercise {others[0]} has no part in this run; choose from {could}")
     if len(numbers) > 1 and (WHOLE_LOOP in numbers or {4, BLOCK_RULE} <= set(numbers)):
         first, other = (WHOLE_LOOP, "any other") if WHOLE_LOOP in numbers else (4, BLOCK_RULE)
@@ -89,21 +78,17 @@ def load(package: str, numbers: list[int], usable: set[int]) -> Modules:
         note("\n".join(map(checks.report, failed)))
         flags = ["--impl", package] * (package != "exercises")
         raise Problem(f"checks fail, so nothing was run; type: {check_command(str(failed[0].number), *flags)}")
-    done, rest = ([one for one in chosen if (one.status == "done") == is_done] for is_done in (True, False))
-    what = ", ".join(f"{one.number} ({ROLES[one.number]}: {one.status})" for one in rest)
+    done = {one.number: f"{package}.{one.stem}" for one in chosen if one.status == "done"}
+    rest = [one for one in chosen if one.number not in done]
+    what = ", ".join(f"{one.number} ({ROLES[one.number][0]}: {one.status})" for one in rest)
     if rest and (numbers or not done):
-        raise UsageProblem(f"not finished: {what}; type: {check_command(*[str(one.number) for one in rest][:1])}")
+        raise UsageProblem(f"not finished: {what}; type: {check_command(str(rest[0].number))}")
     if rest:
         note(f"the lab's own: {what}")
-    # The checks have imported the file in another process. Here it may still fail, so it is asked as a function is.
-    names = {one.number: f"{package}.{one.stem}" for one in done}
-    return {n: ask(n, importlib.import_module, name, lab_inside=True) for n, name in names.items()}
+    return {n: importlib.import_module(name) for n, name in done.items()}
 
 
-# --- what exercises 5 and 6 say of a comparison -----------------------------------------------------------------------
-
-
-def show_predictions(modules: Modules, run: ComparisonRun, measured: Measurement) -> None:
+def show_predictions(modules: dict[int, ModuleType], run: ComparisonRun, measured: Measurement) -> None:
     """Ask exercises 5 and 6, where they take part, about a measured comparison, and show a table of each."""
     rows = [row for row in run.rows if row.draft and row.prompt_kind == "all"]
     if 5 in modules:
@@ -131,18 +116,15 @@ def _predicted(learner: ModuleType, row: Row, measured: Measurement) -> list[str
 
 
 def chosen(learner: ModuleType, run: ComparisonRun, rows: list[Row], entry: dict) -> list[str]:
-    """Exercise 6 on one draft's calibrated costs, an entry of `run.costs`, in target steps, as in theory/formulas.py.
-
-    -> the cells of a line: the length that it chooses from the alpha of the best measured row of a fixed length, and
-    the speedup of the row with that length, where there is one; no cells where no such row was tested
+    """Exercise 6 on one draft's calibrated costs, an entry of `run.costs`, in target steps.  -> the length that it
+    chooses from the alpha of the best measured row of a fixed length, and what it gains, as cells; none without a row
     """
     same = [r for r in rows if (r.method, r.temperature) == (entry["drafter"], entry["temperature"])]
     fixed = [r for r in same if r.draft_length and not (r.draft or "").endswith(AUTO) and r.acceptance_rate is not None]
     if not fixed:
         return []
     best, longest = max(fixed, key=lambda row: row.speedup), max(run.settings["draft_lengths"])
-    n_prompt = mean({line.prompt_index: line.n_prompt for line in run.raw}.values())
-    context = n_prompt + run.settings["max_new_tokens"] / 2
+    context = mean({line.prompt_index: line.n_prompt for line in run.raw}.values()) + run.settings["max_new_tokens"] / 2
     costs, k = Costs(**entry["costs"]), best.draft_length
     step, verify = costs.step_seconds(context), lambda width: costs.verify_seconds(width, context) / step
     prices = costs.draft_seconds(k, context) / k / step, verify, costs.overhead_seconds(k) / step

@@ -272,27 +272,26 @@ def text(sweep: SweepRun, picture_path: str = "") -> str:
     question, title = SWEEPS[sweep.sweep].question, sweep.sweep.replace("-", " ").capitalize()
     if not picture_path:
         return tables.show([question, lines(sweep), table(sweep)])
-    image = Markdown(f"![{title}]({picture_path})")
-    blocks = [Heading(title, 1), question, lines(sweep), image, table(sweep), provenance(sweep)]
-    return tables.show(blocks, markdown=True)
+    image, origin = Markdown(f"![{title}]({picture_path})"), provenance(sweep)
+    return tables.show([Heading(title, 1), question, lines(sweep), image, table(sweep), origin], markdown=True)
 
 
 def picture(sweep: SweepRun, folder: Path, name: str) -> Path:
     """Write folder/name.png: the speedup, a panel for each curve. Measured values are markers, predictions lines."""
-    panels, has_names = [], sweep.sweep == "mismatch"
+    panels, axis, has_names = [], SWEEPS[sweep.sweep].axis, sweep.sweep == "mismatch"
     for label, of_curve in ({"": sweep.points} if has_names else curves(sweep)).items():
-        places, points, ticks, predicted = [point.x for point in of_curve], of_curve, None, PREDICTED
+        places, points, ticks, n = [point.x for point in of_curve], of_curve, dict[Any, str](), len(PREDICTED)
         if has_names:
             ticks = {i: f"{p.x}\nα = {number(p.acceptance_rate)}\n{p.verdict}" for i, p in enumerate(points)}
-            places, predicted = list(ticks), PREDICTED[-1:]
+            places, n = list(ticks), 1  # the last one
         elif sweep.sweep == "acceptance":
             by_alpha, ticks = by_acceptance(of_curve), {i / 5: f"{i / 5:g}" for i in range(6)}
             places, points = list(by_alpha), list(by_alpha.values())
         series = [figures.Series("measured", dict(zip(places, map(figures.with_interval, points), strict=True)))]
-        for key, line, look, style in predicted:
+        for key, line, look, style in PREDICTED[-n:]:
             values = figures.plain(zip(places, map(operator.attrgetter(key), points), strict=True))
             series.append(figures.Series(line, values, look, style))
-        panels.append(figures.Panel(series, SWEEPS[sweep.sweep].axis, tables.short(label, 16), ticks, log=not ticks))
+        panels.append(figures.Panel(series, axis, tables.short(label, 16), ticks or None, log=not ticks))
     figure = figures.draw(panels, 8.0 if len(panels) == 1 else 4.6) if sweep.points else figures.Figure()
     return figures.save(figure, sweep, folder, name)
 

@@ -6,15 +6,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-BASICS = {  # of every family: an entry -> the name of it in configs
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "vocab_size": "vocab_size",
-}
+# Entries of every family.
+BASICS = ("context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size")
+BASICS += ("attention.head_count", "attention.head_count_kv")
 
 
 def random_model(
@@ -27,8 +21,10 @@ def random_model(
     """
     from gguf import MODEL_ARCH_NAMES, GGUFWriter, get_tensor_name_map
 
+    from speclab.extensions.gguf.convert import PLACES
+
     config, writer = model.config, GGUFWriter(path, kind)
-    basics = {entry: getattr(config, name, None) for entry, name in BASICS.items()}
+    basics = {entry: getattr(config, PLACES[entry], None) for entry in BASICS}
     for entry, value in {**basics, **entries}.items():
         if value is not None:
             _add(writer, entry if entry.startswith(("general.", "tokenizer.")) else f"{kind}.{entry}", value)

@@ -148,14 +148,11 @@ def test_an_entry_that_the_library_cannot_follow_is_refused_by_its_name(kind, en
         written(Case(kind, {}, {}), tmp_path / "x.gguf", **{entry: value})
 
 
-def test_another_family_is_refused(tmp_path):
+def test_another_family_and_a_tensor_without_a_place_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"its entries are known for llama, .*, and it is phi3"):
         written(Case("phi3", {}, {}), tmp_path / "x.gguf")
-
-
-def test_a_tensor_without_a_place_is_refused(tmp_path):
     with pytest.raises(ValueError, match="7 numbers of its tensors have no place"):
-        written(Case("llama", {}, {}, tensors={"blk.0.attn_v.bias": [1.0] * 7}), tmp_path / "x.gguf")
+        written(Case("llama", {}, {}, tensors={"blk.0.attn_v.bias": [1.0] * 7}), tmp_path / "y.gguf")
 
 
 @pytest.mark.parametrize(

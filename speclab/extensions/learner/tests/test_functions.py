@@ -22,10 +22,8 @@ from exercises.guard import has_alarm
 from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.core.sampling import Sampling
-from speclab.drafts import registry
-from speclab.extensions.learner import checks, functions, run
-from speclab.extensions.learner.ask import ask, finite, whole
-from speclab.extensions.learner.functions import CheckedDrafter, Modules, learner_functions
+from speclab.extensions.learner import checks, run
+from speclab.extensions.learner.functions import CheckedDrafter, Learner, ask, finite, whole
 from speclab.lab.instruments import LoopFunctions
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
@@ -35,6 +33,7 @@ from speclab.system.errors import Problem, UsageProblem
 from tests.tiny_models import VOCAB, perturbed, tiny
 
 STEMS = {exercise.number: exercise.stem for exercise in checks.exercises()}
+Modules = dict[int, ModuleType]
 LAB = LoopFunctions(speculative_decode)
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.9)
 
@@ -53,7 +52,7 @@ def written(number: int, **functions) -> Modules:
 
 
 def taking_part(modules: Modules) -> LoopFunctions:
-    return learner_functions(speculative_decode, "exercises", modules)
+    return Learner("exercises", modules).functions()
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +221,7 @@ class Endless:
 ENDLESS = {  # what is named, and what never ends
     "decode": lambda pair: rounds(pair, taking_part(written(8, decode=forever_after_a_round))),
     "Endless": lambda _: ask(2, Endless, check=whole(0, 9)),
-    "forever": lambda _: functions.rate(SimpleNamespace(time_decoding=forever), lambda: iter(range(6)), lambda: None),
+    "forever": lambda _: ask(0, forever, lab_inside=True),
 }
 
 
@@ -294,12 +293,11 @@ def test_a_command_of_an_extension_gets_the_functions_that_it_uses(monkeypatch):
     """It says which words it was given, and which parts of a loop it can show."""
 
     def parse(words):
-        choice = registry.read("ngram")
-        return argparse.Namespace(draft="ngram", choice=choice, temperature=0.0, draft_length=2, uses=words)
+        return argparse.Namespace(draft="ngram", uses=words)
 
     got, usable = [], []
     command = SimpleNamespace(parse=parse, main=lambda words, functions: got.append((words, functions)) or 5)
-    monkeypatch.setattr(extensions, "commands", lambda: {"looking": "looks"})
+    monkeypatch.setattr(extensions, "names", lambda module: ["looking"])
     monkeypatch.setitem(sys.modules, "speclab.extensions.looking.__main__", command)
     monkeypatch.setattr(run, "load", lambda *given: usable.append(given[-1]) or solved(1))
     assert check.main(["1", "--run", "looking", "shapes"]) == 5
@@ -386,7 +384,7 @@ def test_predictions_and_lengths_stand_at_the_end_of_a_comparison(comparison, tm
     modules |= written(6, best_draft_length=lambda alpha, c, v, o, longest: 2)
     code, out, _, record = comparison(modules, "-k", "2,4", "--temperature", "0,0.8", package="solutions")
     assert code == 0
-    about = learner_functions(speculative_decode, "solutions", modules).about
+    about = Learner("solutions", modules).functions().about
     assert record.settings["functions"] == about
     assert f"impl    {about}" in out
     assert f"took part in the speculative rows: {about}" in " ".join(out.split())

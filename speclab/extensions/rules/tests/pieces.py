@@ -1,7 +1,9 @@
 """Where the tests of each rule change, in exact numbers: what enumerates a rule needs it (tests/test_exact.py)."""
 
 import functools
+from collections.abc import Mapping
 from fractions import Fraction
+from typing import Any
 
 from speclab.extensions.rules.block import accept_block
 from speclab.extensions.rules.follow import accept_follow
@@ -45,6 +47,19 @@ def typical_pieces(job: Job, tokens: Prefix) -> tuple[list[list[Fraction]], list
 def follow_pieces(job: Job, tokens: Prefix) -> tuple[list[list[Fraction]], list[Row]]:
     """Of the rule that draws the target's own token at each place, with the uniform of that place."""
     return [cdf_corners(job.tables.target[job.start + tokens[:i]]) for i in range(len(tokens))], []
+
+
+def conditional(law: Mapping[Prefix, Any]) -> dict[Prefix, dict[int, Any]]:
+    """The law of each token, given the tokens before it."""
+    reached: dict[Prefix, dict[int, Any]] = {}
+    for block, chance in law.items():
+        for i, token in enumerate(block):
+            here = reached.setdefault(block[:i], {})
+            here[token] = here.get(token, 0) + chance
+    return {
+        prefix: {token: chance / sum(here.values()) for token, chance in here.items()}
+        for prefix, here in reached.items()
+    }
 
 
 PIECES: dict[Rule, Pieces] = {

@@ -13,11 +13,9 @@ from speclab.core.rules import rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.feature import FeatureDrafter
 from speclab.extensions.rules.distance import judged_places
-from speclab.lab.bench import Bench
 from speclab.lab.instruments import LoopFunctions
 from speclab.models.cached import CachedModel
-from speclab.models.setup import Setup
-from speclab.records.rows import Arm, RoundCounts
+from speclab.records.rows import RoundCounts
 from tests.heads import tiny_head
 from tests.tiny_models import tiny
 
@@ -32,14 +30,6 @@ def test_tested_places():
     assert [n for *_, n in judged_places([RoundCounts(1, 0)] * 4, 9, 3, 5)] == [3, 2, 1, 0]
 
 
-def bench_of(drafter) -> Bench:
-    target = CachedModel(tiny("llama"))
-    target.hidden_layers = (0, 1)
-    setup = Setup(target, None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
-    functions = LoopFunctions(optimized_speculative.speculative_decode).judged_by(rule_of("lenient:0.5"))
-    return Bench(setup, {"draft": drafter}, 24, seed=0, functions=functions)
-
-
 @pytest.mark.parametrize("kind", ["model", "feature", "ngram"])
 def test_laws_of_proposals_are_those_that_were_drawn_from(kind):
     """Recomputed without caches from the text and its rounds, at every tested place of a real decoding."""
@@ -48,17 +38,17 @@ def test_laws_of_proposals_are_those_that_were_drawn_from(kind):
         "feature": lambda: FeatureDrafter(tiny_head()),
         "ngram": NgramDrafter,
     }
-    drafter, arm = made[kind](), Arm("draft", "draft", 3)
-    bench, sampling = bench_of(drafter), Sampling(0.9, top_k=2 if kind == "ngram" else 0)
-    ids = [3, 5, 3, 5, 7, 3, 5] * 3
+    drafter, target, sampling = made[kind](), CachedModel(tiny("llama")), Sampling(0.9, top_k=2 * (kind == "ngram"))
+    target.hidden_layers, ids = (0, 1), [3, 5, 3, 5, 7, 3, 5] * 3
+    functions = LoopFunctions(optimized_speculative.speculative_decode).judged_by(rule_of("lenient:0.5"))
     settings, kept, propose = optimized_speculative.DecodeSettings(48, sampling, seed=3), [], drafter.propose
     with mock.patch.object(drafter, "propose", lambda k, u: kept.append((k, propose(k, u))) or kept[-1][1]):
-        rounds = list(bench.functions.rounds(bench.setup.target, drafter, torch.tensor([ids]), 3, settings))
+        rounds = list(functions.rounds(target, drafter, torch.tensor([ids]), 3, settings))
     tokens = [token for round_ in rounds for token in round_.tokens]
     pairs = [RoundCounts(round_.n_drafted, round_.n_accepted) for round_ in rounds if not round_.prefill]
     asked = judged_places(pairs, len(tokens), 3, 48)
     assert {depth for _, depth, _ in asked} >= {0, 1}
-    law = drafter.law(bench.setup.target, ids, tokens, sampling, arm.draft_length)
+    law = drafter.law(target, ids, tokens, sampling, 3)
     places = itertools.accumulate(len(round_.tokens) for round_ in rounds[:-1])
     used = dict(zip(places, kept, strict=True))
     assert all(n == min(3, used[start][0]) for start, _, n in asked)

@@ -4,7 +4,6 @@ The lossy rules are enumerated in the same way: their output has the law by whic
 """
 
 import functools
-from fractions import Fraction
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from speclab.core.rounds import Draft
 from speclab.extensions.rules.block import accept_block
 from speclab.extensions.rules.follow import accept_follow
 from speclab.extensions.rules.lossy import lenient_law, typical_law
-from speclab.extensions.rules.tests.pieces import EPSILON, LENIENCE, lenient, lenient_of_1, played, typical
+from speclab.extensions.rules.tests.pieces import EPSILON, LENIENCE, conditional, lenient, lenient_of_1, played, typical
 from tests.test_exact import (
     CLAUSES,
     CONTRACT,
@@ -23,7 +22,6 @@ from tests.test_exact import (
     SHAPES,
     Job,
     Judge,
-    Prefix,
     a_verdict_that_is_constant_in_every_box,
     clause_id,
     floats,
@@ -99,18 +97,13 @@ def test_a_lossy_rule_emits_the_law_that_its_distance_is_measured_by(family, rul
     for vocab, k in SHAPES:
         jobs = [Job(random_tables(seed, vocab, k, k + 1, family), (), k) for seed in range(PER_SHAPE)]
         for job, outcome in zip(jobs, played(jobs, rule), strict=True):
-            reached: dict[Prefix, dict[int, Fraction]] = {}
-            for block, chance in outcome.law.items():
-                for i, token in enumerate(block):
-                    law = reached.setdefault(block[:i], {})
-                    law[token] = law.get(token, Fraction(0)) + chance
-            for prefix, law in reached.items():
+            for prefix, law in conditional(outcome.law).items():
                 p, q = (
                     torch.tensor(floats(rows[prefix]), dtype=torch.float64)
                     for rows in (job.tables.target, job.tables.draft)
                 )
                 expected = LAWS[rule](p, q) if len(prefix) < k else p
-                found = [float(law.get(token, Fraction(0)) / sum(law.values())) for token in range(vocab)]
+                found = [float(law.get(token, 0)) for token in range(vocab)]
                 assert found == pytest.approx(expected.tolist(), abs=1e-12)
                 lossy += (expected - p).abs().max().item() > 1e-3
                 assert not (expected[p == 0] != 0).any(), "a token of target probability 0 was kept"

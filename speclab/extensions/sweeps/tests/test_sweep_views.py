@@ -1,17 +1,17 @@
 """The sweeps' views: lines and cells follow the numbers, and tables fit."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
 from speclab.extensions.sweeps import __main__ as sweeps
 from speclab.extensions.sweeps.__main__ import Point, SweepRun
 from speclab.present import tables
-from speclab.records.files import SCHEMA_VERSION
+from speclab.records.files import LabRun
 from speclab.records.rows import Noise
 from speclab.theory.attribution import verdict
 from speclab.theory.formulas import expected_tokens_per_round
-from tests.present.made import make_row
+from tests.present.made import make_row, make_run
 
 COSTS = DRAFT, VERIFY, OVERHEAD = 0.15, 1.3, 0.05  # of the made-up machine, in decode steps
 
@@ -28,20 +28,9 @@ def point(x, series="model", alpha=0.7, speedup=None, half=0.1, costs=COSTS):
 
 
 def sweep(name, points):
-    return SweepRun(
-        schema_version=SCHEMA_VERSION,
-        sweep=name,
-        created="2026-01-02T03:04Z",
-        interrupted=False,
-        machine={"cpu": "A made-up CPU", "cores": 2, "threads": 2, "gpu": None, "system": "Linux"},
-        versions={"python": "3", "torch": "2", "transformers": "5", "commit": "0" * 40, "uncommitted_changes": False},
-        settings={"target": "models/lab-pair/target", "device": "cpu", "dtype": "float32", "engine": "c"}
-        | {"seed": 0, "max_new_tokens": 64, "repeats": 1, "n_prompts": 8},
-        models={},
-        correctness=[],
-        noise=[Noise(temperature=0.0, ratio=1.003, low=0.99, high=1.01)],
-        points=points,
-    )
+    head = {field.name: getattr(make_run(), field.name) for field in fields(LabRun)}
+    noise = [Noise(temperature=0.0, ratio=1.003, low=0.99, high=1.01)]
+    return SweepRun(**head, sweep=name, correctness=[], noise=noise, points=points)
 
 
 ALPHAS = {"trained": 0.72, "noise 0.1": 0.7, "noise 0.2": 0.6, "noise 0.4": 0.3, "random": 0}
