@@ -31,7 +31,7 @@ from transformers import PreTrainedModel
 from draft_models import ModelDrafter
 from speclab.cli import compare, flags, parsing
 from speclab.drafts import registry
-from speclab.extensions.sweeps.dial import Dial
+from speclab.extensions.sweeps.register import Dial
 from speclab.lab.comparison import build_rows, measure_and_judge
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.known_texts import calibrated
@@ -190,15 +190,13 @@ def _mismatch(config: RunConfig) -> Points:
 
 
 def noisy(model: PreTrainedModel, amount: float, seed: int) -> PreTrainedModel:
-    """Return a copy whose matrices are off by Gaussian noise of `amount` times each matrix's own standard deviation: a
-    worse draft at the same cost of a pass. Norms and biases stay. One seed is one direction in weight space: a larger
-    amount goes further the same way."""
+    """Return a copy whose matrices are off by Gaussian noise of `amount` times each one's own standard deviation. Norms
+    and biases stay. One seed is one direction in weight space: a larger amount goes further the same way."""
     generator, copied = torch.Generator().manual_seed(seed), copy.deepcopy(model)
     with torch.no_grad():
         for weight in copied.parameters():
             if weight.ndim >= 2 and weight.is_floating_point():
-                # On the CPU in double precision: the same noise on every device and in every number format.
-                exact = weight.detach().cpu().double()
+                exact = weight.detach().cpu().double()  # the same noise on every device and in every number format
                 noise = torch.randn(exact.shape, generator=generator, dtype=torch.float64)
                 weight.copy_(exact + amount * exact.std() * noise)
     return copied.eval()
@@ -267,8 +265,7 @@ def table(sweep: SweepRun) -> Table:
 
 
 def text(sweep: SweepRun, picture_path: str = "") -> str:
-    """Return the question, lines, of which some say whether the numbers can be trusted, and the table; as a page in
-    Markdown with the picture at this path, and where it comes from."""
+    """Return the sweep for the terminal, or with the path of its picture a page in Markdown."""
     question, title = SWEEPS[sweep.sweep].question, sweep.sweep.replace("-", " ").capitalize()
     if not picture_path:
         return tables.show([question, lines(sweep), table(sweep)])
@@ -383,8 +380,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def filled(args: argparse.Namespace, name: str) -> argparse.Namespace:
-    """Return the arguments, with the defaults of this sweep wherever the command line gives none. Acceptance takes a
-    model as the cost of dials."""
+    """Return the arguments with the defaults of this sweep. Acceptance takes a model as the cost of dials."""
     asked = argparse.Namespace(**vars(args))
     if name == "acceptance" and args.draft:
         choices = map(registry.read, filter(None, args.draft.split(",")))
@@ -395,8 +391,7 @@ def filled(args: argparse.Namespace, name: str) -> argparse.Namespace:
 
 
 def _run(typed: argparse.Namespace, name: str) -> tuple[SweepRun, int]:
-    """Measure one sweep, show and write it; a Problem with the flags is raised before anything is timed.  -> its
-    record, exit code"""
+    """Measure one sweep, show and write it.  -> its record, exit code"""
     args = filled(typed, name)
     lengths = parsing.numbers(args.draft_length, int, 0, "-k")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")

@@ -10,7 +10,7 @@ from draft_models import ModelDrafter
 from speclab.core.rounds import Round, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.registry import read
-from speclab.extensions.sweeps.dial import Dial
+from speclab.extensions.sweeps.register import Dial
 from speclab.models.cached import CachedModel
 from speclab.system.errors import UsageProblem
 from tests.contract import ENGINES, check
