@@ -73,10 +73,10 @@ def row_of(
     for one in own:
         counts.merge(one.counts)
         total += (predicted or {}).get((arm, temperature, one.prompt_index), PredictedSeconds())
-    # model.generate cannot be split into prefill and decoding, so it is compared end to end.
+    # The seconds of model.generate cannot be split and hold its prefill, so it is compared end to end.
     end_to_end = arm.method == "generate"
     baseline_seconds = [b.seconds + end_to_end * sum(b.prefill_seconds) for b, _ in pairs]
-    arm_seconds = [s.seconds + end_to_end * sum(s.prefill_seconds) for s in own]
+    arm_seconds = [s.seconds for s in own]
     before, seconds = sum(baseline_seconds), sum(arm_seconds)
     low, high = ratio_interval(baseline_seconds, arm_seconds) or (None, None)
     baseline_prefill, prefill = (sum(sum(s.prefill_seconds) for s in side) for side in zip(*pairs, strict=True))

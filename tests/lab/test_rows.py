@@ -3,9 +3,9 @@
 import pytest
 
 from speclab.core.counts import Counts
-from speclab.lab.rows import row_of
+from speclab.lab.rows import noise_floors, row_of, rows_of
 from speclab.records import files
-from speclab.records.rows import BASELINE, GENERATE, Arm, Decoded, RoundCounts
+from speclab.records.rows import BASELINE, BASELINE_REPEAT, GENERATE, Arm, Decoded, RoundCounts
 from speclab.theory.attribution import PredictedSeconds
 
 MODEL = Arm("model", "model", 2)
@@ -36,6 +36,42 @@ def test_row_computes_ratios_from_counts_and_seconds():
     assert made.draft_cost is made.forecast is made.ladder is None
 
 
+def test_rows_stand_beside_the_baseline_of_their_group():
+    """At each temperature one row for all prompts, and for each of several kinds. The baseline's second run gives a
+    noise floor and no row."""
+    made = []
+    for temperature, kinds in ((0.0, ("code", "prose")), (0.7, ("code", "code"))):
+        for i, kind in enumerate(kinds):
+            for arm, seconds in ((BASELINE, 2.0 + 2 * i), (BASELINE_REPEAT, 4.0), (MODEL, 1.0)):
+                one = Decoded.begin(arm, temperature, i, kind, 7)
+                one.add(0.5, seconds, TEXT, Counts(**FIVE) if arm == MODEL else None)
+                made += [one] * (arm != BASELINE_REPEAT or temperature == 0)
+    found = [(row.temperature, row.prompt_kind, row.method, row.n_prompts, row.speedup) for row in rows_of(made)]
+    wanted = [(0.0, "all", 2, 3.0), (0.0, "code", 1, 2.0), (0.0, "prose", 1, 4.0), (0.7, "all", 2, 3.0)]
+    both = [(BASELINE.method, lambda speedup: 1.0), (MODEL.method, float)]
+    assert found == [(t, kind, name, n, said(speedup)) for t, kind, n, speedup in wanted for name, said in both]
+    assert [(floor.temperature, floor.ratio) for floor in noise_floors(made)] == [(0.0, 6 / 8)]
+
+
+def test_a_row_says_what_its_decodings_had():
+    """Replays, texts at a time, a lossy rule and its distance a token; sampled or missing texts are not compared."""
+    mine, baseline = ([sample(arm, i, 1.0, **FIVE) for i in range(2)] for arm in (MODEL, BASELINE))
+
+    def said() -> tuple:
+        row = row_of(mine, baseline)
+        return row.draft, row.n_replays, row.n_texts, row.lossy_rule, row.total_variation, row.same_as_baseline
+
+    assert said() == ("model", None, 1, None, None, True)
+    for i, one in enumerate(mine):
+        one.n_replays, one.n_texts, one.lossy_rule, one.distance = 1 + i, 4, "lenient", 1.0 + i
+    assert said() == ("model", 3, 4, "lenient", (1 + 2) / 20, True)
+    mine[1].distance, baseline[1].texts = None, []
+    assert said()[-2:] == (None, None)
+    for one in (*mine, *baseline):
+        one.temperature, one.texts = 0.7, [TEXT]
+    assert said()[-1] is None
+
+
 def test_interval_resamples_prompts_with_their_repeats_inside():
     """Two repeats of three prompts are three pairs of sums; the ratio of each pair is 2, so the interval is a point."""
     baseline = [sample(BASELINE, i, 1.0 + i, 3.0 + i) for i in range(3)]
@@ -45,6 +81,8 @@ def test_interval_resamples_prompts_with_their_repeats_inside():
     assert (made.n_prompts, made.n_emitted, made.verdict) == (3, 60, "faster")
     wider = row_of([sample(MODEL, 0, 0.5, 1.0, **FIVE), *fast[1:]], baseline)
     assert wider.speedup_low < wider.speedup < wider.speedup_high
+    slow = row_of([sample(MODEL, i, 5.0 + i, 3.0 + 3 * i, **FIVE) for i in range(3)], baseline)
+    assert (slow.speedup, slow.verdict) == (0.5, "slower")
 
 
 def test_plain_rows():
@@ -52,7 +90,10 @@ def test_plain_rows():
     baseline = [sample(BASELINE, i, 1.0 + i) for i in range(3)]
     made = row_of(baseline, baseline)
     assert (made.speedup_low, made.speedup, made.speedup_high, made.speedup_with_prefill) == pytest.approx([1.0] * 4)
-    assert made.draft is made.tokens_per_round is made.book_formula is made.verdict is None
+    assert made.draft is made.tokens_per_round is made.book_formula is made.verdict is baseline[0].draft is None
+    assert made.n_rounds == made.n_emitted == 3 * 10
+    arms = (BASELINE, MODEL, Arm("model auto", "model auto", 8, auto=True))
+    assert [arm.label for arm in arms] == ["baseline", "model k=2", "model auto"]
     theirs = row_of([sample(GENERATE, i, 1.25, prefill=0.0) for i in range(3)], baseline)
     assert theirs.speedup == theirs.speedup_with_prefill == pytest.approx((1 + 2 + 3 + 3 * 0.5) / (3 * 1.25))
     assert theirs.same_as_baseline is True

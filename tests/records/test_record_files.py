@@ -61,6 +61,8 @@ def test_a_record_whose_entry_is_broken_or_missing_is_refused_and_the_entry_name
         broken = files.as_dict(run)
         broken["rows"][0][field] = value
         refused(tmp_path, json.dumps(broken), rf"no record that can be read here: .*rows\.0\.{field}")
+    broken["rows"][0] |= {"seconds": 1.0, "speedup": 4711.0}
+    refused(tmp_path, json.dumps(broken).replace("4711.0", "1e999"), r"rows\.0\.speedup")
     for name in ("machine", "rows", "schema_version", "interrupted"):
         refused(tmp_path, json.dumps({k: v for k, v in files.as_dict(run).items() if k != name}), name)
     for text in ("", "[", "[" * 100_000, "null", "[]", "NaN", "1e999", "9" * 400, '{"a": Infinity}'):
