@@ -53,12 +53,12 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         servers = commands(args, Path(folder))
         with started(servers, args.port) as (url, plain):
+            for port, one in enumerate(servers, args.port):
+                say(f"{shlex.join(one)} --port {port}")
             raw = "" if args.models else " --raw"  # the lab's pair has no chat template
-            lines = [f"{shlex.join(one)} --port {args.port + place}" for place, one in enumerate(servers)]
-            ask = f"ask them: python -m speclab.extensions.servers --url {url} --plain-url {plain}{raw}"
-            say("\n".join([*lines, ask]))
-            while True:
-                time.sleep(3600)
+            say(f"ask them: python -m speclab.extensions.servers --url {url} --plain-url {plain}{raw}")
+            signal.pause()
+    return 0
 
 
 def commands(args: argparse.Namespace, folder: Path) -> list[list[str]]:
@@ -106,9 +106,8 @@ def _vllm(target: str, draft: str, k: int) -> tuple[list[str], list[str]]:
 
 def _as_gguf(model: str, folder: Path) -> str:
     """Return the model of a folder as a GGUF file in `folder`; what is no folder is one already, or a lookup."""
-    if not Path(model).is_dir():
-        return model
-    return str(written_gguf.convert(model, Path(tempfile.mkdtemp(dir=folder)) / f"{Path(model).name}.gguf"))
+    path = Path(tempfile.mkdtemp(dir=folder)) / f"{Path(model).name}.gguf"
+    return str(written_gguf.convert(model, path)) if Path(model).is_dir() else model
 
 
 @contextlib.contextmanager

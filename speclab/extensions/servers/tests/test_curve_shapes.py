@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speclab.extensions.servers import counters, diagnose
+from speclab.extensions.servers import counters, curves, diagnose
 from speclab.extensions.servers.counters import EngineCounts
-from speclab.models.loading import LAB_PAIR
+from speclab.models import prompts
+from speclab.models.loading import LAB_PAIR, LAB_TARGET
+from speclab.models.setup import load_setup
 from speclab.system.files import ROOT
+from tests.decoding import plain_text
 
 CURVES = json.loads((ROOT / "results" / "cpu-curves.json").read_text())["curves"]
 RECORD = {one["name"]: counters.total(EngineCounts(**half) for half in one["halves"]) for one in CURVES}
@@ -111,6 +114,34 @@ def test_short_drafts_hide_what_stands_behind_the_first_position():
     assert diagnose.shape_of(short) is None
     assert diagnose.shape_of(replace(short, tested_at=[400, 10, 10, 5])) is None, "what was tested is known"
     assert diagnose.shape_of(replace(short, tested_at=[400, 290, 10, 5])) == diagnose.CLIFF
+
+
+@pytest.fixture(scope="module")
+def lab():
+    """The lab's own pair, with one prompt."""
+    setup = load_setup(LAB_TARGET, engine="eager", threads=1)
+    return setup, prompts.encode([("text", "def area(self):")], setup.tokenizer)
+
+
+@pytest.mark.parametrize("case", curves.CASES, ids=lambda case: case.name)
+def test_what_is_wrong_with_a_draft_changes_no_text(case, lab):
+    """Each fault shows in acceptance alone: the text is the baseline's."""
+    setup, [prompt] = lab
+    drafter = case.fault(curves.registry.make(case.right, setup), setup)
+    rounds = curves.rounds_of(setup, drafter, prompt, case.k, 12)
+    found = [token for round_ in rounds for token in round_.tokens][:12]
+    assert found == plain_text(setup.target, prompt.ids, 12)
+
+
+def test_the_counts_of_the_parts_are_those_of_all_rounds(lab, monkeypatch):
+    """Of a curve that is cut by its place in the text."""
+    setup, texts = lab
+    monkeypatch.setattr(curves, "LONG_TEXT", 24)
+    lookup = curves.Case("x", 3, "ngram")
+    [whole] = curves.curves_of(setup, lookup, texts, 24).values()
+    assert f" {whole.n_drafts} " in curves.line("x", 3, whole)
+    found = curves.curves_of(setup, lookup._replace(cut=texts[0].ids.shape[1] + 12), texts, 24)
+    assert (len(found), counters.total(found.values())) == (2, whole)
 
 
 @pytest.mark.parametrize(("folder", "name"), [("feature", "feature"), ("block", "block"), ("draft", "model")])
