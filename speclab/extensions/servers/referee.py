@@ -94,8 +94,8 @@ def compared(
 class FirstMatch(NgramDrafter):
     """Prompt lookup as vLLM does it: among matches of equal length the first one, not the most recent."""
 
-    def _append(self, tokens: list[int]) -> None:
-        for token in tokens:
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        for token in committed:
             end = len(self._tokens)
             for n in range(self.shortest, min(self.longest, end) + 1):
                 self._after.setdefault(tuple(self._tokens[end - n : end]), end)
