@@ -1,12 +1,11 @@
 """Batches: decode several texts side by side, and see up to how many at a time a draft pays.
 
     python -m speclab.extensions.batch                      # 1, 2, 4, 8 and 16 texts at a time
-    python -m speclab.extensions.batch --quick -B 1,4       # fewer prompts, tokens and lengths
+    python -m speclab.extensions.batch -k 2,4,auto -B 1,4   # -k auto: on one budget of all rows
 
 All prompts are decoded so many at a time, token by token and with every draft at every length. A row whose text has
-ended takes the next prompt. What comes out: whether the texts are right, the best draft length of each batch beside
-what was expected of it, a run record (JSON), a page in Markdown, and a picture. See docs/which-method.md. Exit code 1
-if a greedy difference is not a near-tie, or a sampled row fails its statistics.
+ended takes the next prompt. What comes out: whether the texts are right, the speed of each batch beside what was
+expected of it, a record, a page and a picture (docs/which-method.md). Exit code 1 if a text is wrong.
 """
 
 if __name__ == "__main__":
@@ -19,12 +18,14 @@ import sys
 from speclab.cli import compare, flags, parsing
 from speclab.cli.compare import Output, show
 from speclab.extensions.batch import shown
+from speclab.extensions.batch.decoding.budget import RULES, Budgeted
 from speclab.extensions.batch.measure import check, compare_batches
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
 from speclab.present.pictures import plots
 from speclab.present.screen import screen
-from speclab.system.errors import UsageProblem, reports_problems
+from speclab.records.rows import AUTO
+from speclab.system.errors import reports_problems
 from speclab.system.terminal import say
 
 MOST_ROWS = 1024
@@ -41,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     args = filled(make_parser().parse_args(argv))
     config, output = _prepare(args)
     say(compare.head(config))
-    record, measured = compare_batches(config, args.sizes)
+    record, measured = compare_batches(config, args.sizes, args.load)
     text = functools.partial(screen, record, where=shown.lines(record))
     page = functools.partial(shown.page, record, output.name)
     show(output, record, text, page, plots.comparison(record, output.plots, output.name))
@@ -56,8 +57,10 @@ def make_parser() -> argparse.ArgumentParser:
     read = functools.partial(parsing.numbers, kind=int, smallest=1, flag="-B", largest=MOST_ROWS)
     group.add_argument("-B", "--sizes", type=read, metavar="B,B", default="1,2,4,8,16", help=sizes)
     flags.add_draft_flag(group, "model,ngram", "as of compare.py; several with commas (default: %(default)s)")
-    lengths = "tokens per draft (default: 2,4,6; --quick 2,4)"
+    lengths = "tokens per draft, or auto, each, published: chosen (default: 2,4,6)"
     group.add_argument("-k", "--draft-length", metavar="K", help=lengths)
+    load = "texts come at random: this share of what plain decoding could serve"
+    group.add_argument("--load", type=parsing.positive, metavar="SHARE", help=load)
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
     repeats = "times each prompt is decoded at least (default: 1)"
     group.add_argument("--repeats", type=parsing.at_least(1), default=1, metavar="N", help=repeats)
@@ -76,11 +79,17 @@ def filled(args: argparse.Namespace) -> argparse.Namespace:
 
 def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     """Load and check everything; a Problem with the flags is raised before anything is timed."""
-    lengths, auto = parsing.lengths(args.draft_length, "-k")
-    if auto:
-        raise UsageProblem("-k auto chooses by the costs of one text, and a batch has other costs; give -k numbers")
+    words = [word.strip() for word in args.draft_length.split(",")]
+    numbers = (parsing.AUTO if word in RULES else word for word in words)
+    lengths, args.auto = parsing.lengths(",".join(numbers), "-k")
     flags.sampling_from(args)
     config, output = compare.prepare(args, f"{args.name}-batch", lengths, [args.temperature])
+    for name in [name for name in config.drafters if name.endswith(AUTO)]:
+        del config.drafters[name]
+        base = name.removesuffix(AUTO)
+        for rule in (word for word in words if word in RULES):
+            named = f"{base} {rule}".removesuffix(AUTO) + AUTO
+            config.drafters[named] = Budgeted(config.drafters[base], base, rule)
     check(config)
     return config, output
 

@@ -1,11 +1,14 @@
 """The same requests, 1, 2, 4, ... at a time, token by token and with every draft at every length.
 
 All ways to decode take turns, a pass at a time, so that a slow second of the machine meets all of them alike. Speedups
-are over plain decoding of as many texts at a time on the same engine. What is expected is made from one text at a time,
-never from the batches that it is held against.
+are over plain decoding of as many texts at a time on the same engine. What is expected is simulated from one text at a
+time, never from the batches that it is held against: fixed lengths from their rounds, chosen ones from the baseline's
+text and what the draft says along it.
 """
 
 import copy
+import functools
+import itertools
 import statistics
 from collections import Counter
 from collections.abc import Iterator
@@ -15,23 +18,25 @@ from typing import NamedTuple
 from speclab.core.clock import old_objects_frozen
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
+from speclab.core.sampling import Sampling
 from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
+from speclab.extensions.batch.decoding.budget import OWN, Budget, Budgeted, StepCosts
 from speclab.extensions.batch.decoding.decodings import BatchDecoding
 from speclab.extensions.batch.decoding.drafters import BatchDrafter, batch_drafter, check_drafter, shared_model
 from speclab.extensions.batch.decoding.loops import autoregressive_decode_batch, speculative_decode_batch
 from speclab.extensions.batch.decoding.texts import Request
-from speclab.extensions.batch.expectations import Expectations, OfOne, PassTimer, Way, make_timer, of_one
-from speclab.lab import output_checks
+from speclab.extensions.batch.expectations import Pass, step_costs, time_passes, trace_of, with_rounds
+from speclab.extensions.batch.simulate import FIXED, ORACLE, Trace, poisson, simulate
+from speclab.lab import known_texts, output_checks
 from speclab.lab.harness import Measurement, kept_when_stopped, take_turns
 from speclab.lab.rows import noise_floors, rows_of
 from speclab.lab.run_config import RunConfig
 from speclab.records.files import ComparisonRun
-from speclab.records.rows import BASELINE, BASELINE_REPEAT, Arm, Decoded, RoundCounts
+from speclab.records.rows import BASELINE, BASELINE_REPEAT, Arm, Decoded, RoundCounts, as_written
 from speclab.system.terminal import progress
 
 TIMES_FULL = 3  # how often a batch is filled at least
 WARM_UP_TOKENS = 12
-TURNS = 30  # turns in which passes are timed
 
 
 class BatchArm(NamedTuple):
@@ -50,36 +55,44 @@ Engine = tuple[BatchedModel, BatchDrafter | None]
 
 @dataclass
 class Batches:
-    """The decodings of a run."""
+    """The decodings of a run.
+
+    load: texts come at random, this share of those that plain decoding could serve; None: all are there. times: by
+    model, the seconds of passes over one text. outside: by number of texts, those of a plain step outside of its pass.
+    """
 
     config: RunConfig
+    load: float | None
+    times: dict[str, dict[Pass, float]]
+    outside: dict[int, float] = field(default_factory=dict)
     decodings: dict[BatchArm, BatchDecoding] = field(default_factory=dict)
 
     @property
     def complete(self) -> str:
         """Say what is kept when the run is stopped; empty where nothing is."""
-        full = [decoding.full(one.n_texts) for one, decoding in self.decodings.items()]
+        every = self.decodings.items()
+        full = [decoding.passes if self.load else decoding.full(one.n_texts) for one, decoding in every]
         return "the rounds so far are complete" if full and all(full) else ""
 
 
-def compare_batches(config: RunConfig, batches: list[int]) -> tuple[ComparisonRun, Measurement]:
+def compare_batches(
+    config: RunConfig, batches: list[int], load: float | None = None
+) -> tuple[ComparisonRun, Measurement]:
     """Measure, check, predict.  -> the record, with a noise floor for each number of texts, and the texts with what
     their checks say"""
-    decoded, sizes = Batches(config), sorted({1, *batches})
+    sizes = sorted({1, *batches})
     mean = statistics.mean(prompt.ids.shape[1] for prompt in config.prompts)
     context = round(mean + config.max_new_tokens / 2)  # tokens before a pass of plain decoding
-    timer = make_timer(config, context, sizes)
+    decoded = Batches(config, load, time_passes(config, context, sizes))
     with kept_when_stopped(lambda: decoded.complete) as stops:
-        decode(decoded, arms(config, sizes), timer)
+        decode(decoded, arms(config, sizes))
     measured = judge(decoded)
     measured.stop = next(iter(stops), None)
     lines = finished(list(lines_of(decoded)), decoded)
     rows = rows_of(lines)
-    if not measured.interrupted:
-        of_network = networks_by_row(config)
-        expected = Expectations(context, timer.times, known(decoded), of_network, config.setup.engine != "c")
-        for row in rows:
-            row.forecast = expected.speedup(row.draft, row.draft_length, row.n_texts) if row.draft else None
+    expected = {} if measured.interrupted else expected_speedups(decoded)
+    for row in rows:
+        row.forecast = expected.get((row.draft, row.draft_length, row.n_texts)) if row.draft else None
     run = ComparisonRun(
         **config.head(measured),
         prompts={
@@ -93,7 +106,10 @@ def compare_batches(config: RunConfig, batches: list[int]) -> tuple[ComparisonRu
         rows=rows,
         raw=[line.recorded() for line in lines],
     )
-    run.settings["row_by_row"] = [name for name, drafter in config.drafters.items() if not shared_model(drafter)]
+    by_row = (name for name, drafter in config.drafters.items() if not shared_model(drafter))
+    run.settings["row_by_row"] = [name for name in by_row if not config.drafters[name].chooses_length]
+    oracles = {(name, n): one for (name, _, n), one in expected.items() if name.endswith(ORACLE)}
+    run.settings |= {"load": load, "oracle": [[*which, as_written(one)] for which, one in oracles.items()]}
     return run, measured
 
 
@@ -110,7 +126,7 @@ def arms(config: RunConfig, sizes: list[int]) -> list[BatchArm]:
     ways: list[BatchArm] = []
     for name, drafter in config.drafters.items():
         for k in filter(None, drafter.lengths(config.draft_lengths)):
-            ways += [BatchArm(Arm(config.method(name), name, k), n) for n in sizes]
+            ways += [BatchArm(Arm(config.method(name), name, k, drafter.chooses_length), n) for n in sizes]
     middle = len(ways) // 2  # half a round of turns away from the first, as the other arms are on average
     again = [BatchArm(BASELINE_REPEAT, n) for n in sizes]
     return [*(BatchArm(BASELINE, n) for n in sizes), *ways[:middle], *again, *ways[middle:]]
@@ -125,37 +141,23 @@ def requests_of(config: RunConfig, n_texts: int) -> list[int]:
 # --- turns ------------------------------------------------------------------------------------------------------------
 
 
-def decode(decoded: Batches, ways: list[BatchArm], timer: PassTimer) -> None:
-    """Run every way to decode over its requests; passes are timed in between, on the same state of the machine."""
+def decode(decoded: Batches, ways: list[BatchArm]) -> None:
+    """Run every way to decode over its requests."""
     config = decoded.config
-    engines = {one: _warmed(config, one) for one in ways}
+    engines = {one: _warmed(decoded, one) for one in ways}
     with old_objects_frozen():
-        decoded.decodings = {
-            one: _decoding(config, one, engines[one], requests_of(config, one.n_texts), config.max_new_tokens)
-            for one in ways
-        }
+        for one, engine in engines.items():
+            size = requests_of(config, one.n_texts), config.max_new_tokens, texts_per_second(decoded, one.n_texts)
+            decoded.decodings[one] = _decoding(config, one, engine, *size)
         every = list(decoded.decodings.values())
-        n_texts = sum(one.n_requests for one in every)
-        n_steps = n_ended = 0
-        with progress(n_texts, "text", "decoding") as bar:
-
-            def between(moved: BatchDecoding) -> None:
-                nonlocal n_steps, n_ended
-                while n_ended < sum(one.n_requests - one.n_left for one in every):
-                    n_ended += 1
-                    bar.update()
-                whole = sum(one.n_tokens for one in every) / (n_texts * config.max_new_tokens)
-                while n_steps < int(whole * TURNS * timer.n_steps):
-                    n_steps += 1
-                    timer.step()
-
-            take_turns(every, between)
+        with progress(sum(one.n_requests for one in every), "text", "decoding") as bar:
+            take_turns(every, lambda _: bar.update(sum(one.n_requests - one.n_left for one in every) - bar.n))
 
 
-def _warmed(config: RunConfig, one: BatchArm) -> Engine:
+def _warmed(decoded: Batches, one: BatchArm) -> Engine:
     """Return the engine of this way to decode. Every shape is met once before the clock counts; on CUDA graphs all
-    passes that will come are recorded."""
-    setup, k = config.setup, one.arm.draft_length
+    passes that will come are recorded. Where lengths are chosen, it is known then what steps cost."""
+    config, setup, k = decoded.config, decoded.config.setup, one.arm.draft_length
     requests = requests_of(config, one.n_texts)
     longest = max(config.prompts[number].ids.shape[1] for number in requests) + config.max_new_tokens
     longest += k + 1 if one.arm.speculative else setup.chunk
@@ -165,21 +167,47 @@ def _warmed(config: RunConfig, one: BatchArm) -> Engine:
         drafter = batch_drafter(copy.deepcopy(config.drafters[one.arm.draft]), one.n_texts)
         drafter.start(target, setup.sampling_at(config.temperatures[0]), longest)
     budget = min(max(WARM_UP_TOKENS, k + 2), config.max_new_tokens)
-    take_turns([_decoding(config, one, (target, drafter), requests[: 2 * one.n_texts], budget)])
+    warm_up = _decoding(config, one, (target, drafter), requests[: 2 * one.n_texts], budget)
+    take_turns([warm_up])
+    chooses = config.drafters.get(one.arm.draft)
+    if one.arm == BASELINE:
+        decoded.outside[one.n_texts] = _costs(decoded, one, warm_up).outside
+    elif isinstance(chooses, Budgeted) and drafter:
+        drafter.budget = Budget(_costs(decoded, one, warm_up), chooses.rule, k)
     return target, drafter
 
 
-def _decoding(config: RunConfig, one: BatchArm, engine: Engine, numbers: list[int], budget: int) -> BatchDecoding:
+def _costs(decoded: Batches, one: BatchArm, made: BatchDecoding, most: int = 0) -> StepCosts:
+    """Return what steps of this way cost, with what its rounds took in `made`; for up to `most` texts."""
+    config, draft, k, n = decoded.config, one.arm.draft, one.arm.draft_length, one.n_texts
+    model = getattr(config.drafters.get(draft), "name", draft)  # of a budget, the draft without it
+    costs = step_costs(decoded.times, model, max(n, most), k, config.setup.engine != "c")
+    return with_rounds(costs, made, n, k, decoded.outside[n] if draft in networks_by_row(config) else None)
+
+
+def _decoding(
+    config: RunConfig, one: BatchArm, engine: Engine, numbers: list[int], budget: int, rate: float | None = None
+) -> BatchDecoding:
     """Make a way to decode ready to work on these requests; each has random numbers of its own, the same in every
-    way."""
+    way. rate: texts that come in a second, in the same seconds in every way; None: all are there from the start."""
     setup, sampling, (target, drafter) = config.setup, config.setup.sampling_at(config.temperatures[0]), engine
     settings = (DecodeSettings(budget, sampling, seed=config.seed * 1009 + i) for i in range(len(numbers)))
     prompts = [config.prompts[number].ids.to(setup.device) for number in numbers]
-    requests = list(map(Request, prompts, settings))
+    arrivals = poisson(rate, len(numbers), config.seed) if rate else [0.0] * len(numbers)
+    requests = list(map(Request, prompts, settings, arrivals))
     if drafter is None:
-        return BatchDecoding(autoregressive_decode_batch(target, requests, setup.chunk), len(requests))
-    rounds = speculative_decode_batch(target, drafter, requests, one.arm.draft_length, config.functions.accept)
+        plain = functools.partial(autoregressive_decode_batch, target, requests, setup.chunk)
+        return BatchDecoding(plain, len(requests))
+    k, accept = one.arm.draft_length, config.functions.accept
+    rounds = functools.partial(speculative_decode_batch, target, drafter, requests, k, accept)
     return BatchDecoding(rounds, len(requests))
+
+
+def texts_per_second(decoded: Batches, n_texts: int) -> float | None:
+    """Return how many texts come in a second; None where all are there from the start."""
+    costs = step_costs(decoded.times, "", n_texts, 0, pads=False)
+    seconds = (costs.of_length(n_texts, 0)[0] + decoded.outside[n_texts]) * (decoded.config.max_new_tokens - 1)
+    return decoded.load * n_texts / seconds if decoded.load else None
 
 
 # --- what was decoded -------------------------------------------------------------------------------------------------
@@ -193,7 +221,7 @@ def lines_of(decoded: Batches) -> Iterator[Decoded]:
     """
     config = decoded.config
     for (arm, n_texts), decoding in decoded.decodings.items():
-        shares = decoding.by_request(n_texts)
+        shares = decoding.by_request(n_texts, shared=not decoded.load)
         for number, prompt in enumerate(config.prompts):
             own = [i for i, asked in enumerate(requests_of(config, n_texts)) if asked == number and i in shares]
             first = next((i for i in own if i in decoding.ended), None)
@@ -249,15 +277,40 @@ def judge(decoded: Batches) -> Measurement:
 # --- what is expected -------------------------------------------------------------------------------------------------
 
 
-def known(decoded: Batches) -> dict[Way, OfOne]:
-    """Return what decoding one text at a time says of every way to decode."""
-    ways = {}
-    for (arm, n_texts), decoding in decoded.decodings.items():
-        if n_texts == 1 and arm != BASELINE_REPEAT:
-            rounds = [one for rounds in decoding.rounds.values() for one in rounds if not one.prefill]
-            taken = sum(made.seconds for made in decoding.passes)
-            ways[arm.draft, arm.draft_length] = of_one(rounds, taken, arm.draft_length)
-    return ways
+def expected_speedups(decoded: Batches) -> dict[tuple[str, int, int], float]:
+    """Return what each draft should gain, by its name, its longest draft and the number of texts; of a draft on a
+    budget also what an oracle would gain."""
+    config, found = decoded.config, dict[tuple[str, int, int], float]()
+    sizes = sorted({one.n_texts for one in decoded.decodings})
+    for one, of_one in decoded.decodings.items():
+        if one.n_texts == 1 and one.arm != BASELINE_REPEAT:
+            name, k, chooses = one.arm.draft, one.arm.draft_length, config.drafters.get(one.arm.draft)
+            costs = _costs(decoded, one, of_one, sizes[-1])
+            rules, traces = {FIXED: name}, [trace_of(rounds) for _, rounds in sorted(of_one.rounds.items())]
+            if isinstance(chooses, Budgeted):
+                rules, traces = {chooses.rule: name}, [*known_traces(decoded, name, k)]
+                rules |= {ORACLE: f"{chooses.name} {ORACLE}"} if chooses.rule == OWN else {}
+            for n, (rule, named) in itertools.product(sizes, rules.items()):
+                asked = [traces[number] for number in requests_of(config, n)]
+                of_rule = simulate(asked, costs, rule, k, n, texts_per_second(decoded, n), config.seed)
+                found[named, k, n] = of_rule.of_user if decoded.load else of_rule.tokens_per_second
+    return {way: rate / found["", 0, way[-1]] for way, rate in found.items()}
+
+
+def known_traces(decoded: Batches, draft: str, k: int) -> Iterator[Trace]:
+    """Yield, of each prompt, what the draft would do along the baseline's text."""
+    config, temperature = decoded.config, decoded.config.temperatures[0]
+    bench, sampling = config.bench(), config.setup.sampling_at(temperature)
+    for number, prompt in enumerate(config.prompts):
+        text = tokens_of(decoded.decodings[FIRST].rounds[number])
+        accepts = known_texts.accept_probs(bench, draft, prompt, text, sampling, k)
+        if not shared_model(config.drafters[draft]):  # nobody asks what it gives to a token
+            yield Trace(accepts)
+            continue
+        wide = sampling if temperature else Sampling(1.0)  # greedily, too, it is surest of what it gives most
+        said = config.drafters[draft].law(config.setup.target, prompt.id_list, text, wide, k)
+        by_depth = [said.rows(depth).amax(-1).tolist() for depth in range(k)]
+        yield Trace(accepts, [[tops[at] for tops in by_depth if at < len(tops)] for at in range(len(text))])
 
 
 def networks_by_row(config: RunConfig) -> set[str]:

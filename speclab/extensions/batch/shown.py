@@ -3,19 +3,24 @@
 from collections.abc import Mapping
 
 from speclab.present import report, tables
-from speclab.present.tables import Lines, number
+from speclab.present.tables import Lines, number, speedup
 from speclab.records.files import ComparisonRun
 
 COLUMNS = (
-    "B is the number of texts that are decoded side by side. A speedup is over the baseline of as many texts at a "
-    "time. tok/s counts all texts together, in the rounds in which every row has a text. The forecast follows from "
-    "decoding one text at a time and from passes over one text, never from a batch."
+    "B is the number of texts that are decoded side by side{}. A speedup is over the baseline of as many texts at a "
 )
+COLUMNS += (
+    "time. tok/s {}. The forecast follows from decoding one text at a time and from passes over one text, never from "
+)
+COLUMNS += "a batch."
+ALL = "", "counts all texts together, in the rounds in which every row has a text"
+USERS = ", at most; texts come at random, {:g} of what plain decoding could serve", "is what a user gets, on average"
 
 
 def lines(run: ComparisonRun) -> list[str]:
     """Return the lines below the table: what its columns mean, and up to which batch each draft pays."""
-    found = [COLUMNS]
+    load = run.settings.get("load")
+    found = [COLUMNS.format(*(one.format(load) for one in (USERS if load else ALL)))]
     for draft in dict.fromkeys(row.draft for row in run.rows if row.draft and row.n_drafted):
         rows = [row for row in run.rows if row.draft == draft and row.prompt_kind == "all"]
         sizes = sorted({row.n_texts for row in rows})  # a stop may leave out some
@@ -23,6 +28,8 @@ def lines(run: ComparisonRun) -> list[str]:
         expected = {n: max(row.forecast or 0.0 for row in rows if row.n_texts == n) for n in sizes}
         pays = knee(expected) if any(expected.values()) else "unknown"
         found.append(f"{draft}: speculation pays up to a batch of: {knee(best)} (expected: {pays})")
+    oracle = [f"{speedup(one)} at B = {n} ({name})" for name, n, one in run.settings.get("oracle", [])]
+    found += [f"what a draft that knows the text would gain, simulated: {', '.join(oracle)}"] if oracle else []
     by_row = (
         f"{name}: drafts row by row, so drafting for B texts takes B times as long"
         for name in run.settings["row_by_row"]

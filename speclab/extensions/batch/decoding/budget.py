@@ -3,7 +3,7 @@
 A token's survival is the probability that it and all drafted ones before it are accepted. In the order of falling
 survival, so many tokens of all rows are drafted, and verified, as maximise
 
-    expected tokens of the step - S * seconds of the step                                                    (own)
+    expected tokens of the step - S * seconds of the step
 
 S is the rate, in tokens per second of all rows, that the best fixed length is expected to reach. With one row that is
 the rule of speclab/drafts/lengths.py, and the same function decides (`best_length`). Other rules stand beside it:
@@ -19,145 +19,136 @@ tokens before it, on other rows and on that probability, never on the token itse
 else may be dropped once it is drawn (docs/chapters/09-stop-when-unsure.md).
 """
 
+import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from speclab.core.drafter import Drafter, Wrapper
 from speclab.drafts.lengths import LONGEST, PAUSE, Acceptance, RoundCosts, best_length, expected_tokens
 
-OWN, EACH, PUBLISHED = "own", "each", "published"
-RULES = (OWN, EACH, PUBLISHED)
+OWN, EACH, PUBLISHED = RULES = ("auto", "each", "published")  # as -k has them
 
 
 @dataclass(frozen=True)
 class StepCosts:
     """Seconds of what a step over n texts does.
 
-    outside: of the loop. target: (most tokens + 1,) of a pass over so many tokens of one text. texts: (most texts + 1,)
-    what reading so many texts takes more than reading one. draft: (most texts + 1,) of drafting a further token in so
-    many texts. pads: whether all rows of a pass have as many tokens as the longest one, as on all engines but `c`.
+    outside: of the loop. target: of a pass over 0, 1, ... tokens of one text. texts: what reading 0, 1, ... texts takes
+    more than reading one. draft: of drafting a further token in 0, 1, ... texts. pads: whether all rows of a pass have
+    as many tokens as the longest one, as on all engines but `c`.
     """
 
     outside: float
-    target: np.ndarray
-    texts: np.ndarray
-    draft: np.ndarray
+    target: Sequence[float]
+    texts: Sequence[float]
+    draft: Sequence[float]
     pads: bool = False
 
-    def verify(self, n_texts: int, total: Any, deepest: Any) -> np.ndarray:
+    def verify(self, n_texts: int, total: int, deepest: int) -> float:
         """Of the target's pass, for `total` drafted tokens in all, and `deepest` in the row that has most of them."""
-        n_tokens = n_texts * (1 + np.asarray(deepest)) if self.pads else n_texts + np.asarray(total)
-        return self.target[n_tokens] + self.texts[n_texts]
+        return self.target[n_texts * (1 + deepest) if self.pads else n_texts + total] + self.texts[n_texts]
 
-    def drafting(self, n_texts: int, n_drafting: Any) -> np.ndarray:
+    def drafting(self, n_texts: int, n_drafting: int) -> float:
         """Of drafting one more token in some of the rows."""
-        n_drafting = np.asarray(n_drafting)
-        return self.draft[np.where(n_drafting > 0, n_texts, 0) if self.pads else n_drafting]
+        return self.draft[n_texts if self.pads and n_drafting else n_drafting]
 
-    def of_length(self, n_texts: int, longest: int) -> np.ndarray:
+    def of_length(self, n_texts: int, longest: int) -> list[float]:
         """Of steps in which each row drafts 0, 1, ... tokens."""
-        n = np.arange(longest + 1)
-        return self.outside + self.verify(n_texts, n_texts * n, n) + n * self.drafting(n_texts, n_texts)
+        draft = self.drafting(n_texts, n_texts)
+        return [self.outside + self.verify(n_texts, n_texts * n, n) + n * draft for n in range(longest + 1)]
 
 
 class Budget:
     """Decides in every step how many tokens each row drafts, and learns from what was accepted.
 
-    drawn: (rows,) tokens of each row that this step verifies, so far. most: (rows,) no more than so many.
+    drawn: tokens of each row that this step verifies, so far. most: no more than so many.
     """
 
     def __init__(self, costs: StepCosts, rule: str = OWN, longest: int = LONGEST):
-        self.costs, self.rule, self.longest = costs, rule, longest
-        self.seen = Acceptance()
-        self._n_idle, self._tries = 0, False  # steps without a draft; whether this one tries a token again
+        self.costs, self.rule, self.longest, self.seen = costs, rule, longest, Acceptance()
+        self._n_idle = 0  # steps without a draft
 
     def begin(self, most: Sequence[int]) -> None:
         """A step begins. most: tokens that each row may draft; 0 for a row without a text."""
-        self.most = np.minimum(most, self.longest)
-        self.drawn, self.n_texts = np.zeros_like(self.most), max(1, int(np.count_nonzero(self.most)))
+        self.most, self.drawn = [min(n, self.longest) for n in most], [0] * len(most)
+        self.n_texts = max(1, sum(n > 0 for n in most))
         chain = self.seen.chain(self.longest)
-        self._accepts = np.tile(chain, (len(most), 1))  # (rows, tokens) how likely each is accepted
-        self._tops: list[list[float]] = [[] for _ in most]  # by which that was found, where the draft has said it
+        self.accepts = [chain.copy() for _ in most]  # how likely each token of each row is accepted
+        self._tops: list[list[float]] = [[] for _ in most]  # what the draft has said of them
         n = 1 if self.rule == EACH else self.n_texts
-        rates = n * np.array(expected_tokens(chain)) / self.costs.of_length(n, self.longest)
-        self._rate = float(rates.max())
-
-    def further(self, next_is_paid: bool = False) -> np.ndarray:
-        """Return how many more tokens of each row are worth their seconds, (rows,). next_is_paid: the draft has made
-        the probabilities of the next one already."""
-        if self.rule == EACH:
-            rows = range(len(self.drawn))
-            return np.concatenate([self._best(slice(row, row + 1), 1, next_is_paid) for row in rows])
-        return self._best(slice(None), self.n_texts, next_is_paid)
-
-    def _best(self, rows: slice, n_texts: int, next_is_paid: bool) -> np.ndarray:
-        drawn = self.drawn[rows]
-        row, depth, gained, verify = self._by_survival(drawn, self.most[rows], self._accepts[rows], n_texts)
-        later = depth - drawn[row]
-        # Of the rows that draft their next token, their second one, ...: the pass is paid for one more.
-        rank = (later[:, None] == np.arange(self.longest)).cumsum(0)[np.arange(len(row)), later]
-        draft = self.costs.drafting(n_texts, rank) - self.costs.drafting(n_texts, rank - 1)
-        draft = np.append(0.0, np.where((later == 0) & next_is_paid, 0.0, draft).cumsum())
-        costs = RoundCosts(tuple(draft.tolist()), tuple(verify.tolist()))
-        n = best_length(costs, gained.tolist(), self._rate, 0, len(row))
-        return np.bincount(row[:n], minlength=len(drawn))
-
-    def _by_survival(self, first: np.ndarray, last: np.ndarray, accepts: np.ndarray, n_texts: int) -> tuple:
-        """Tokens from `first` to `last` of each row, (rows,), by falling survival: of each its row and depth, and for
-        none, one, two, ... of them what they are expected to add, and the seconds of the target's pass."""
-        depth = np.arange(self.longest)
-        survival = np.cumprod(accepts, 1) * (first[:, None] <= depth) * (depth < last[:, None])
-        order = np.argsort(-survival, axis=None, kind="stable")[: np.count_nonzero(survival)]
-        row, depth = np.divmod(order, self.longest)
-        deepest = np.maximum.accumulate(np.append(first.max(), depth + 1))
-        verify = self.costs.verify(n_texts, first.sum() + np.arange(len(row) + 1), deepest)
-        return row, depth, np.append(0.0, survival.flat[order].cumsum()), verify
-
-    def lengths(self) -> list[int]:
-        """Decide before anything is drafted, for drafters that are not asked in between."""
-        self.drawn = self.most if self.rule == PUBLISHED else self._or_tried(self.further())
-        return self.verified()
+        seconds, tokens = self.costs.of_length(n, self.longest), expected_tokens(chain)
+        self.rate, shorter = max((n * tokens[i] / seconds[i], -i) for i in range(self.longest + 1))
+        self._tries = self._n_idle >= PAUSE - 1  # one token of one row, again
+        self._further = [self.longest if self.rule == PUBLISHED else int(self._tries) or -shorter] * len(most)
 
     def goes_on(self, depth: int) -> bool:
         """Tell whether some row drafts a further token, its `depth`-th from 0; `drafting` says which rows do. The first
         token of a draft is asked of all rows or of none: nothing sets them apart."""
-        more = self.most - self.drawn if self.rule == PUBLISHED else self.further()
-        if depth == 0:
-            more = more if self.rule == PUBLISHED else self._or_tried(more)
-        else:
-            self.most = np.where(more > 0, self.most, self.drawn)
-        return bool(more.any())
+        if depth:
+            pairs = zip(self.most, self.drawn, self._further, strict=True)
+            self.most = [most if more > 0 else drawn for most, drawn, more in pairs]
+        return any(self._further) and any(self.drafting)
 
     @property
     def drafting(self) -> list[bool]:
-        return (self.drawn < self.most).tolist()
-
-    def _or_tried(self, more: np.ndarray) -> np.ndarray:
-        """After PAUSE steps without a draft, one row tries one token."""
-        self._n_idle = 0 if more.any() else self._n_idle + 1
-        self._tries = self._n_idle >= PAUSE and bool(self.most.any())
-        if not self._tries:
-            return more
-        self._n_idle = 0
-        return (np.arange(len(more)) == self.most.argmax()).astype(int)
+        return [drawn < most for drawn, most in zip(self.drawn, self.most, strict=True)]
 
     def admits(self, tops: Sequence[float]) -> list[bool]:
-        """Tell which rows verify a further token. tops: (rows,) the draft's largest probability there, by which alone,
-        and by what was before it, the token may be judged."""
-        asked = np.array(self.drafting)
-        for row in np.flatnonzero(asked).tolist():
-            self._accepts[row, self.drawn[row]] = self.seen.given(tops[row]).rate
+        """Tell which rows verify a further token. tops: the draft's largest probability there, by row: the token may be
+        judged by that and by what was before it."""
+        kept = self.drafting
+        for row in (row for row, asked in enumerate(kept) if asked):
+            self.accepts[row][self.drawn[row]] = self.seen.given(tops[row]).rate
             self._tops[row].append(tops[row])
         if self._tries:
-            kept = asked & (np.arange(len(asked)) == np.where(asked, self._accepts[:, 0], -1).argmax())
-            self.most = np.minimum(self.most, 1)
-        else:
-            kept = asked & (self.further(next_is_paid=True) > 0) if self.rule == OWN else asked
-        self.drawn = self.drawn + kept
-        self.most = np.where(kept, self.most, self.drawn)
-        return kept.tolist()
+            kept, self._further = [row == kept.index(True) for row in range(len(kept))], [0] * len(kept)
+        elif self.rule == OWN:
+            worth = self._worth(next_is_paid=True)
+            kept, self._further = [n > 0 for n in worth], [n - 1 for n in worth]
+        pairs = zip(self.most, self.drawn, kept, strict=True)
+        self.most = [most if keeps else drawn for most, drawn, keeps in pairs]
+        self.drawn = [drawn + keeps for drawn, keeps in zip(self.drawn, kept, strict=True)]
+        if self.rule == EACH and not self._tries:
+            self._further = self._worth()
+        return kept
+
+    def lengths(self) -> list[int]:
+        """Decide before anything is drafted, for drafters that are not asked in between."""
+        if self._tries:
+            self.most = [int(row == self.most.index(max(self.most))) and min(n, 1) for row, n in enumerate(self.most)]
+        self.drawn = self.most if self._tries or self.rule == PUBLISHED else self._worth()
+        return self.verified()
+
+    def _worth(self, next_is_paid: bool = False) -> list[int]:
+        """Return how many further tokens of each row are worth their seconds. next_is_paid: the draft has made the
+        probabilities of the next ones already."""
+        rows, worth = range(len(self.drawn)), [0] * len(self.drawn)
+        for some, n_texts in [([row], 1) for row in rows] if self.rule == EACH else [([*rows], self.n_texts)]:
+            found, total = self._by_survival(some, self.drawn, self.most), sum(self.drawn[row] for row in some)
+            deepest = max(self.drawn[row] for row in some)
+            gained, draft, verify = [0.0], [0.0], [self.costs.verify(n_texts, total, deepest)]
+            in_pass = [0] * (self.longest + 1)  # of the draft, rows so far
+            for survival, row, depth in found:
+                paid, n = next_is_paid and depth == self.drawn[row], in_pass[depth]
+                more = 0.0 if paid else self.costs.drafting(n_texts, n + 1) - self.costs.drafting(n_texts, n)
+                in_pass[depth], total, deepest = n + 1, total + 1, max(deepest, depth + 1)
+                gained.append(gained[-1] + survival)
+                draft.append(draft[-1] + more)
+                verify.append(self.costs.verify(n_texts, total, deepest))
+            n = best_length(RoundCosts(tuple(draft), tuple(verify)), gained, self.rate, 0, len(found))
+            for _, row, _ in found[:n]:
+                worth[row] += 1
+        return worth
+
+    def _by_survival(self, rows: Sequence[int], first: list[int], last: list[int]) -> list[tuple[float, int, int]]:
+        """Return (survival, row, depth) of the tokens from `first` to `last` of each row, by falling survival."""
+        found = []
+        for row in rows:
+            survivals = enumerate(itertools.accumulate(self.accepts[row][: last[row]], operator.mul))
+            found += [(survival, row, depth) for depth, survival in survivals if depth >= first[row]]
+        return sorted(found, key=operator.itemgetter(0), reverse=True)
 
     def verified(self) -> list[int]:
         """Return how many of its tokens each row verifies: all that it has drawn, except where the rule is published.
@@ -166,14 +157,18 @@ class Budget:
         of all would be to look at survivals that depend on the token to be judged.
         """
         if self.rule == PUBLISHED:
-            none = np.zeros_like(self.drawn)
-            row, _, gained, verify = self._by_survival(none, self.drawn, self._accepts, self.n_texts)
-            n_drafting = (self.drawn[:, None] > np.arange(self.longest)).sum(0)
-            drafting = self.costs.drafting(self.n_texts, n_drafting).sum()
-            rates = (self.n_texts + gained) / (self.costs.outside + drafting + verify)
-            falls = np.append(np.diff(rates) < 0, True)
-            self.drawn = np.bincount(row[: falls.argmax()], minlength=len(none))
-        return self.drawn.tolist()
+            passes = [self.costs.drafting(self.n_texts, sum(n > i for n in self.drawn)) for i in range(self.longest)]
+            fixed, rows, sizes = self.costs.outside + sum(passes), range(len(self.drawn)), [0] * len(self.drawn)
+            found = self._by_survival(rows, sizes, self.drawn)
+            self.drawn, gained, rate = sizes.copy(), 0.0, 0.0
+            for survival, row, _ in [(0.0, 0, 0), *found]:
+                sizes[row], gained = sizes[row] + (survival > 0), gained + survival
+                before, seconds = rate, fixed + self.costs.verify(self.n_texts, sum(sizes), max(sizes))
+                if (rate := (self.n_texts + gained) / seconds) < before:
+                    break
+                self.drawn = sizes.copy()
+        self._n_idle = 0 if any(self.drawn) else self._n_idle + 1
+        return self.drawn
 
     def observe(self, decided: Mapping[int, Any]) -> None:
         """Count what was tested: the accepted tokens of each row and the first rejected one."""
@@ -183,3 +178,16 @@ class Budget:
                 self.seen.depths[min(depth, LONGEST - 1)].add(depth < n_accepted)
                 if tops:
                     self.seen.given(tops[depth]).add(depth < n_accepted)
+
+
+class Budgeted(Wrapper):
+    """A drafter of a batch on `-k auto`: its rows draft on one budget. name: of the drafter without it."""
+
+    chooses_length = True
+
+    def __init__(self, drafter: Drafter, name: str, rule: str):
+        self.drafter, self.name, self.rule = drafter, name, rule
+
+    def lengths(self, asked: list[int]) -> list[int]:
+        """The published rule drafts as many tokens as the longest draft that is asked for."""
+        return [max(asked, default=LONGEST) if self.rule == PUBLISHED else LONGEST]

@@ -1,11 +1,12 @@
 """A batch at work on its requests, pass by pass, with the seconds that every pass took."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from speclab.core.counts import Counts
 from speclab.core.rounds import Round
+from speclab.extensions.batch.decoding.texts import Clock
 
 Rounds = Iterator[tuple[int, Round]]  # (number of the request, round), as the loops of loops.py yield
 
@@ -28,17 +29,18 @@ class BatchDecoding:
     """Requests that are decoded side by side. `advance` does the next prompt's pass or the next round of all rows.
 
     rounds, prefills: by the number of the request, the rounds of each text, and the seconds of its prompt's own pass.
-    passes: rounds of all rows, in order. n_tokens: of all texts, those of prompts' own passes included.
+    passes: rounds of all rows, in order. n_tokens: of all texts, those of prompts' own passes included. clock: the
+    seconds of all of its passes so far.
     """
 
-    def __init__(self, of_batch: Rounds, n_requests: int):
+    def __init__(self, of_batch: Callable[[Clock], Rounds], n_requests: int):
         self.rounds: dict[int, list[Round]] = {}
         self.prefills: dict[int, float] = {}
         self.passes: list[PassMade] = []
         self.counts = Counts()
-        self.n_tokens = 0
+        self.n_tokens, self.clock = 0, 0.0
         self.n_requests = self.n_left = n_requests  # n_left: texts that have not ended
-        self._rounds, self._n_busy = of_batch, 0
+        self._rounds, self._n_busy = of_batch(lambda: self.clock), 0
 
     @property
     def done(self) -> bool:
@@ -55,6 +57,7 @@ class BatchDecoding:
         if not round_.prefill:
             of_pass += [next(self._rounds) for _ in range(self._n_busy - 1)]
         seconds = time.perf_counter() - start
+        self.clock += seconds
         if round_.prefill:
             self.prefills[number] = seconds
             self._n_busy += 1
@@ -73,18 +76,19 @@ class BatchDecoding:
         """The passes in which all rows had a text. A batch makes such passes as long as requests wait."""
         return [made for made in self.passes if len(made.tokens) == n_rows]
 
-    def by_request(self, n_rows: int) -> dict[int, Part]:
+    def by_request(self, n_rows: int, shared: bool = True) -> dict[int, Part]:
         """The part of each text in the passes in which all rows had a text, by the number of the request.
 
         Rows share a pass, so its seconds are shared, too: in equal parts, however many tokens each text got out of it.
         A pass takes as long whichever texts are in it; texts differ in how many passes they need. So the part says what
-        a text costs that needs as many passes as this one.
+        a text costs that needs as many passes as this one. Not shared: all passes, each with its whole seconds, as the
+        user of the text waits for them.
         """
         parts: dict[int, Part] = {}
-        for made in self.full(n_rows):
+        for made in self.full(n_rows) if shared else self.passes:
             for number, n_tokens in made.tokens.items():
-                before = parts.get(number, Part(0, 0.0))
-                parts[number] = Part(before.n_tokens + n_tokens, before.seconds + made.seconds / n_rows)
+                before, seconds = parts.get(number, Part(0, 0.0)), made.seconds / n_rows if shared else made.seconds
+                parts[number] = Part(before.n_tokens + n_tokens, before.seconds + seconds)
         return parts
 
     @property

@@ -21,7 +21,7 @@ from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import GREEDY, Drawn, Sampling, draw_draft, to_device
 from speclab.drafts.lengths import PAUSE
 from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
-from speclab.extensions.batch.decoding.budget import Budget
+from speclab.extensions.batch.decoding.budget import Budget, Budgeted
 from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
@@ -207,6 +207,7 @@ WAY_OUT = "give --draft model"
 
 def shared_model(drafter: Drafter) -> CachedModel | None:
     """The model that drafts for all rows in one pass; None for what goes row by row, as heads and lookups do."""
+    drafter = drafter.drafter if isinstance(drafter, Budgeted) else drafter
     return drafter.draft if type(drafter) is ModelDrafter else None  # a subclass drafts in its own way
 
 
@@ -216,7 +217,7 @@ BatchDrafter = RowByRow | BatchedModelDrafter
 def batch_drafter(drafter: Drafter, n_rows: int) -> BatchDrafter:
     if model := shared_model(drafter):
         return BatchedModelDrafter(BatchedModel(model, n_rows))
-    return RowByRow(drafter, n_rows)
+    return RowByRow(drafter.drafter if isinstance(drafter, Budgeted) else drafter, n_rows)
 
 
 def check_drafter(name: str, drafter: Drafter) -> None:

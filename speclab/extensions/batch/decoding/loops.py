@@ -15,17 +15,17 @@ from speclab.core.rounds import AcceptRule, Draft, Round, fetch
 from speclab.core.sampling import draw_next, to_host
 from speclab.extensions.batch.decoding.batched_model import BatchedModel
 from speclab.extensions.batch.decoding.drafters import BatchDrafter
-from speclab.extensions.batch.decoding.texts import Request, Row, Rows
+from speclab.extensions.batch.decoding.texts import Clock, Request, Row, Rows
 
 
 def autoregressive_decode_batch(
-    target: BatchedModel, requests: Sequence[Request], chunk: int = 1
+    target: BatchedModel, requests: Sequence[Request], chunk: int = 1, clock: Clock = lambda: 0.0
 ) -> Iterator[tuple[int, Round]]:
     """Yield (number of the request, round): one token of each text in a pass.
 
     A chunk is what reaches the host together: passes before anybody looks whether a text has ended.
     """
-    rows = Rows(target, requests, chunk)
+    rows = Rows(target, requests, chunk, clock)
     tokens = torch.zeros(target.n_rows, dtype=torch.long, device=target.device)  # the last committed ones
     while True:
         for row in rows.admitted():
@@ -52,9 +52,10 @@ def speculative_decode_batch(
     requests: Sequence[Request],
     draft_length: int,
     accept: AcceptRule = accept_from_logits,
+    clock: Clock = lambda: 0.0,
 ) -> Iterator[tuple[int, Round]]:
     """Yield (number of the request, round), a round of 1 to k + 1 ids of each text in a pass."""
-    rows = Rows(target, requests, draft_length + 1)
+    rows = Rows(target, requests, draft_length + 1, clock)
     drafter.start(target, rows.sampling, rows.longest)
     tokens = torch.zeros(target.n_rows, dtype=torch.long, device=target.device)  # the last committed ones
     while True:

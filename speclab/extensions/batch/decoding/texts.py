@@ -4,7 +4,7 @@ A row takes a text, decodes it to its own end, and takes the next one that waits
 end tokens and its own random numbers, so what comes out of it does not depend on its neighbours.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,12 +16,15 @@ from speclab.extensions.batch.decoding.batched_model import BatchedModel
 from speclab.models.cached import check_prompt
 from speclab.system.errors import UsageProblem
 
+Clock = Callable[[], float]
+
 
 class Request(NamedTuple):
-    """A text to decode: its prompt, (1, prompt length) ids, and its settings."""
+    """A text to decode: its prompt, (1, prompt length) ids, its settings, and the second in which it comes."""
 
     prompt: Tensor
     settings: DecodeSettings
+    arrival: float = 0.0
 
 
 class Row:
@@ -32,7 +35,7 @@ class Row:
 
     def __init__(self, place: int, number: int, request: Request, device: torch.device):
         self.place, self.number = place, number
-        self.prompt, self.settings = request
+        self.prompt, self.settings, _ = request
         self.n_new = 0
         self.finish: str | None = None
         self.generator = self.settings.generator(device)
@@ -57,15 +60,16 @@ class Row:
 
 
 class Rows:
-    """All rows of a batch. `requests` are taken in their order.
+    """All rows of a batch. `requests` are taken in their order, each when it has come.
 
-    widest: tokens of a text that one pass may take. Raises UsageProblem for a prompt that does not fit, or for requests
-    that are not sampled alike: one rule judges a whole batch.
+    widest: tokens of a text that one pass may take. clock: the seconds in which the batch has worked. Raises
+    UsageProblem for a prompt that does not fit, or for requests that are not sampled alike: one rule judges a whole
+    batch.
     """
 
-    def __init__(self, target: BatchedModel, requests: Sequence[Request], widest: int):
+    def __init__(self, target: BatchedModel, requests: Sequence[Request], widest: int, clock: Clock = lambda: 0.0):
         self.device, self.n_rows = target.device, target.n_rows
-        for prompt, settings in requests:
+        for prompt, settings, _ in requests:
             check_prompt(target.model, prompt, settings.max_new_tokens)
         samplings = {request.settings.sampling for request in requests}
         if len(samplings) > 1:
@@ -73,15 +77,19 @@ class Rows:
         self.sampling = next(iter(samplings), Sampling())
         texts = (request.prompt.shape[1] + request.settings.max_new_tokens for request in requests)
         self.longest = max(texts, default=0) + widest
-        self._requests = requests
+        self._requests, self._clock, self._idle = requests, clock, 0.0
         self._waiting = [i for i, request in enumerate(requests) if request.settings.max_new_tokens]
         self._rows: list[Row | None] = [None] * self.n_rows
         target.start(self.longest)
 
     def admitted(self) -> Iterator[Row]:
         """Put the next texts into rows that have none, the first row first. A row whose text ends with its first token
-        takes another one."""
+        takes another one. Where no row has a text, the time until the next one comes has passed."""
         while self._waiting and None in (rows := [self[place] for place in range(self.n_rows)]):
+            wait = self._requests[self._waiting[0]].arrival - self._clock() - self._idle
+            if wait > 0 and self.busy:
+                return
+            self._idle += max(0.0, wait)
             place, number = rows.index(None), self._waiting.pop(0)
             row = self._rows[place] = Row(place, number, self._requests[number], self.device)
             yield row

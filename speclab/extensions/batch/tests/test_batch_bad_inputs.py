@@ -10,7 +10,7 @@ ROWS = [
     Row(f"{COMPARE} -B ''", 2, ("-B :", "give a list as in -B 2,4,8")),
     Row(f"{COMPARE} -B 0,2", 2, ("-B 0,2", "give 1 or more")),
     Row(f"{COMPARE} -B 2000", 2, ("-B 2000", "give 1024 or less")),
-    Row(f"{COMPARE} -k 2,auto", 2, ("the costs of one text", "give -k numbers")),
+    Row(f"{COMPARE} -k 2,all", 2, ("-k 2,all", "'all' is not a whole number", "as in -k 2,4,8")),
     Row(f"{COMPARE} --temperature 0,1", 2, ("--temperature", "0,1", "--help")),
     Row(f"{COMPARE} --max-new-tokens 1", 2, ("use --max-new-tokens 2 or more",)),
     Row(f"{COMPARE} --quick --full", 2, ("--full", "not allowed with", "--quick")),

@@ -3,6 +3,7 @@
 import doctest
 import gc
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,9 +13,10 @@ from draft_models import NgramDrafter
 from speclab.core.rounds import Round
 from speclab.extensions.batch import __main__ as command
 from speclab.extensions.batch import expectations, measure, shown
-from speclab.extensions.batch.decoding.decodings import BatchDecoding
-from speclab.extensions.batch.expectations import PLAIN, TARGET, Expectations, OfOne, PassTimer, of_one
-from speclab.extensions.batch.measure import FIRST, arms, requests_of
+from speclab.extensions.batch.decoding.decodings import BatchDecoding, PassMade
+from speclab.extensions.batch.expectations import TARGET, step_costs, time_passes, trace_of, with_rounds
+from speclab.extensions.batch.measure import FIRST, Batches, arms, requests_of
+from speclab.extensions.batch.simulate import FIXED, ORACLE, simulate
 from speclab.lab.rows import rows_of
 from speclab.models import prompts
 from speclab.models.prompts import Prompt
@@ -28,7 +30,7 @@ TEXTS = [("code", "def f(x):"), ("prose", "return x + 1"), ("copy", "x + 1, x + 
 @pytest.fixture
 def run(pair_folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(prompts, "standard", lambda: TEXTS)
-    monkeypatch.setattr(measure, "TURNS", 2)
+    monkeypatch.setattr(expectations, "TURNS", 2)
 
     def call(*words, drafts="model"):
         names = {"model": str(pair_folder / "draft"), "both": f"{pair_folder / 'draft'},ngram"}
@@ -45,13 +47,14 @@ def run(pair_folder, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("engine", [pytest.param("eager", marks=pytest.mark.full), "c"])
 def test_a_run_leaves_its_record_page_and_picture(run, tmp_path, engine):
-    code, out, _ = run("-B", "2,3", "--engine", engine, drafts="both")
+    budgets = ["-k", "1,auto,published"]
+    code, out, _ = run("-B", "2,3", "--engine", engine, *budgets, drafts="both")
     made = read(tmp_path / "results" / "local-batch.json", ComparisonRun)
     assert code == 0
     sizes = [1, 2, 3]
     assert (made.settings["engine"], made.settings["row_by_row"]) == (engine, ["ngram"])
     rows = [row for row in made.rows if row.prompt_kind == "all"]
-    assert len(rows) == len(made.raw) / 3 - len(sizes) == len(sizes) * (1 + 2 * 2), "plain decoding a second time"
+    assert len(rows) == len(made.raw) / 3 - len(sizes) == len(sizes) * (1 + 2 * 3), "plain decoding a second time"
     assert {row.n_texts for row in rows} == set(sizes)
     assert len(made.noise) == len(sizes)
     assert all(row.speedup == 1 for row in rows if row.draft is None)
@@ -69,11 +72,21 @@ def test_a_run_leaves_its_record_page_and_picture(run, tmp_path, engine):
 
 
 def test_sampled_texts_are_held_to_the_targets_law(run, tmp_path):
-    code, _, _ = run("-B", "1,3", "--temperature", "0.8")
+    code, _, _ = run("-B", "1,3", "--temperature", "0.8", "-k", "3,auto")
     made = json.loads((tmp_path / "results" / "local-batch.json").read_text())
     assert code == 0
     assert len(made["correctness"]) == 2 * 2
     assert all(entry["n_tokens"] and entry["passed"] for entry in made["correctness"])
+
+
+def test_texts_come_at_random(run, tmp_path):
+    """Hardly ever two at a time: what a user gets is then what one text gets."""
+    code, out, _ = run("-B", "2", "--load", "1e-6", "-k", "2,auto")
+    made = read(tmp_path / "results" / "local-batch.json", ComparisonRun)
+    assert (code, made.settings["load"]) == (0, 1e-6)
+    assert "a user" in out
+    alone, two = (row.forecast for row in made.rows if row.draft_length == 2 and row.prompt_kind == "all")
+    assert alone == pytest.approx(two)
 
 
 @pytest.mark.parametrize("temperature", [pytest.param("0", marks=pytest.mark.full), "0.8"])
@@ -152,8 +165,10 @@ def test_the_warm_up_asks_for_no_more_than_the_run(monkeypatch):
     budgets, done = [], SimpleNamespace(done=True)
     monkeypatch.setattr(measure, "BatchedModel", lambda *args: SimpleNamespace(start=print))
     monkeypatch.setattr(measure, "_decoding", lambda *given: budgets.append(given[-1]) or done)
+    monkeypatch.setattr(measure, "_costs", lambda *given: price())
     for most in (3, 200):
-        measure._warmed(config(max_new_tokens=most, setup=SimpleNamespace(target=None, chunk=1)), FIRST)
+        some = config(max_new_tokens=most, setup=SimpleNamespace(target=None, chunk=1))
+        measure._warmed(Batches(some, None, {}), FIRST)
     assert budgets == [3, measure.WARM_UP_TOKENS]
 
 
@@ -166,74 +181,73 @@ def test_the_examples_of_the_knee():
 # --- expectations -----------------------------------------------------------------------------------------------------
 
 
-def expected(pads: bool = True) -> Expectations:
-    """A pass takes 0.95 + 0.1 for each token + 0.05 for each text, a draft's 0.1; a round of one text 0.25 more."""
-    times = {
-        TARGET: {(1, 50): 1.1, (101, 50): 11.1} | {(1, 50 * n): 1.05 + 0.05 * n for n in range(1, 17)},
-        "model": {(1, 50): 0.1, (101, 50): 0.1} | {(1, 50 * n): 0.1 for n in range(1, 17)},
-    }
-    # half of the rounds accept both tokens; the other draft proposes in half of the rounds alone
-    known = {
-        PLAIN: OfOne(1, 1.1 + 0.25),
-        ("model", 2): OfOne(2, 1.3 + 0.2 + 0.25, (1.0, 1.0), 0.5),
-        ("other", 2): OfOne(2, 1.2 + 0.45, (0.5, 0.5), 0.5),
-    }
-    return Expectations(50, times, known, {"other"}, pads)
+def price(draft: str = "model", k: int = 2, pads: bool = False):
+    """A pass takes 0.95 + 0.1 for each token + 0.05 for each text, a draft's 0.1 + 0.05 for each text."""
+    widths = {(n, 50): 1.0 + 0.1 * n for n in (1, 64)}
+    texts = {(1, 50 * n): 1.05 + 0.05 * n for n in range(1, 17)}
+    times = {TARGET: widths | texts, "model": {(n, 50): 0.1 for n in (1, 16)} | {(1, 800): 0.85}}
+    return step_costs(times, draft, 16, k, pads)
 
 
-def test_rates_by_hand():
-    """One text at a time is expected to take what it took; of several, the weights are read once, not the caches."""
-    e = expected()
-    assert e.rate(*PLAIN, 1) == pytest.approx(1 / 1.35)
-    assert e.rate(*PLAIN, 4) == pytest.approx(4 / (1.4 + 0.15 + 0.25))
-    assert e.rate("model", 2, 1) == pytest.approx(2 / 1.75)
-    assert e.rate("model", 2, 4) == pytest.approx(8 / (2.2 + 0.15 + 0.2 + 0.25))
-    # of four texts one at least drafts in 15 of 16 rounds, and all rows are padded to it; drafting is paid four times
-    assert e.rate("other", 2, 1) == pytest.approx(2 / 1.65)
-    assert e.rate("other", 2, 4) == pytest.approx(8 / (1.15 + 0.4 * (1 + 2 * 15 / 16) + 0.45 + 3 * 0.2))
-    assert expected(pads=False).rate("other", 2, 4) == pytest.approx(8 / (1.15 + 0.4 * (1 + 1) + 0.45 + 3 * 0.2))
-    e.row_by_row.clear()  # a lookup
-    assert e.rate("other", 2, 4) == pytest.approx(8 / (1.15 + 0.4 * (1 + 2 * 15 / 16) + 0.45))
+def test_steps_by_hand():
+    """The weights are read once, the caches of all texts; a lookup costs nothing; padding is multiplied."""
+    assert price().of_length(1, 2) == pytest.approx([1.1, 1.2 + 0.1, 1.3 + 0.2])
+    assert price().of_length(4, 2) == pytest.approx([1.4 + 0.15 + n * (0.4 + 0.25) for n in range(3)])
+    assert price("ngram").of_length(4, 2) == pytest.approx([1.55, 1.95, 2.35])
+    for pads, n_tokens in ((False, 7), (True, 12)):
+        assert price(pads=pads).verify(4, 3, 2) == pytest.approx(1 + 0.1 * n_tokens + 0.15)
 
 
-def test_a_draft_model_catches_up():
-    """Its first pass reads two tokens of a text whose whole draft was accepted; padded, of all where one was."""
-    for pads, first in ((True, 4 * (1 + 1 - 0.5**4)), (False, 4 * 1.5)):
-        e = expected(pads)
-        e.times["model"] |= {(1, 50): 0.1, (101, 50): 10.1, (1, 200): 0.1}  # 0.1 for each token
-        e.known["model", 2] = OfOne(2, 1.3 + 0.15 + 0.1 + 0.25, (1.0, 1.0), 0.5)
-        assert e.rate("model", 2, 4) == pytest.approx(8 / (2.2 + 0.15 + 0.1 * first + 0.4 + 0.25))
+def test_what_rounds_take_outside_of_passes():
+    """Two texts, three rounds of 3 s with 1.5 drafted tokens: 1.5 s are left, or 0.5 for each token of a network."""
+    rounds = {i: [Round([1], prefill=True), *[Round([1], n, 0, 1) for n in (2, 1)]] for i in (0, 1)}
+    full = [PassMade({0: 1, 1: 1}, 3.0)] * 2
+    made = SimpleNamespace(rounds=rounds, full=lambda n: full)
+    free = replace(price("ngram"), target=[1.0] * 99, texts=[0.0] * 99)
+    assert with_rounds(free, made, 2, 2, None).outside == pytest.approx(2.0)
+    own = with_rounds(free, made, 2, 2, 0.5)
+    assert (own.outside, own.draft[:3]) == (0.5, pytest.approx([0.0, 0.5, 1.0]))
+    plain = SimpleNamespace(rounds={0: [Round([1] * 4)]}, full=lambda n: [PassMade({0: 4}, 6.0)])
+    assert with_rounds(free, plain, 1, 0, None).outside == pytest.approx(0.5)
 
 
-def test_what_is_not_known_has_no_rate():
-    e = expected()
-    assert e.rate("model", 4, 4) is None
-    e.times["model"] = {}
-    assert e.rate(*PLAIN, 4) is e.speedup("model", 2, 4) is None
-
-
-def test_what_rounds_of_one_text_say():
-    rounds = [Round([1, 2, 3], 2, 2, 0), Round([4], 2, 0, 1), Round([5], 0, 0, 0), Round([6, 7], 1, 1, 0)]
-    assert of_one(rounds, 8.0, 2) == OfOne(7 / 4, 2.0, (3 / 4, 2 / 4), 2 / 4)
-    assert of_one(rounds, 8.0, 0) == OfOne(1, 8 / 7)
+def test_simulated_rates_by_hand():
+    """Known rounds of two texts: 3, 1, 2 tokens and 1, 1, 4; where both have a text, steps with so many drafts."""
+    rounds = [[(2, 2), (2, 0), (1, 1)], [(2, 0), (0, 0), (3, 3)]]
+    texts = [[Round([0], prefill=True), *[Round([0] * (a + 1), n, a) for n, a in of_text]] for of_text in rounds]
+    traces = [trace_of(of_text) for of_text in texts]
+    assert [len(trace.accepts) for trace in traces] == [7, 7]
+    costs = price(k=3)
+    # Drafted tokens, those of the longest row, and the rows of each pass of the draft.
+    steps = ((4, 2, (2, 2)), (2, 2, (1, 1)), (4, 3, (2, 1, 1)))
+    taken = [costs.verify(2, *n) + sum(costs.draft[i] for i in passes) for *n, passes in steps]
+    found = simulate(traces, costs, FIXED, 3, 2)
+    assert found == pytest.approx((12 / sum(taken), 6 / sum(taken)))
+    alone = simulate(traces, costs, FIXED, 3, 2, texts_per_second=1e-9)
+    assert (
+        alone.tokens_per_second
+        == pytest.approx(alone.of_user)
+        == pytest.approx(simulate(traces, costs, FIXED, 3, 1)[0])
+    )
+    oracle = simulate(traces, costs, ORACLE, 3, 2).tokens_per_second
+    assert found.tokens_per_second < oracle, "it drafts no wrong token"
 
 
 def test_passes_over_one_text_are_timed_in_turns(pair_folder, monkeypatch):
-    """Each comes once in a turn, over memory that was written; disturbed moments count for all of them alike."""
+    """Each comes once in a turn, over memory that was written; a disturbed moment counts for nothing."""
     assert [expectations.middle_mean(some) for some in ([1.0, 2.0, 4.0, 99.0], [5.0])] == [3.0, 5.0]
     setup = load_setup(str(pair_folder / "target"), engine="eager", threads=1)
     asked = []
 
     def seconds(call, device):
         asked.append(call().shape[1])
-        return {1: 1.0, 6: 2.0}[asked[-1]] + 8.0 * (len(asked) == 10)
+        assert all((part != 0).all() for part in call.func.__self__._buffers.keys)
+        return asked[-1] + 8.0 * (len(asked) == 10)
 
     monkeypatch.setattr(expectations, "seconds", seconds)
-    timer = PassTimer({TARGET: setup.target}, {TARGET: {(1, 9), (6, 4)}})
-    for _ in range(4 * timer.n_steps):
-        timer.step()
-    assert asked[:2] == [1, 6]
-    assert [set(asked[i : i + 2]) for i in (2, 4, 6, 8)] == [{1, 6}] * 4
-    more = (4 * 1.0 + 4 * 2.0 + 8) / (4 * 1.0 + 4 * 2.0)
-    assert timer.times == {TARGET: {(1, 9): pytest.approx(1.0 * more), (6, 4): pytest.approx(2.0 * more)}}
-    assert all((part != 0).all() for part in timer._batches[TARGET]._buffers.keys)
+    monkeypatch.setattr(expectations, "TURNS", 4)
+    some = config(setup=setup, draft_lengths=[2], drafters={"ngram": NgramDrafter()})
+    assert time_passes(some, 4, [1, 2]) == {TARGET: {(1, 4): 1, (2, 4): 2, (3, 4): 3, (6, 4): 6, (1, 8): 1}}
+    turns = [asked[i : i + 5] for i in range(0, 25, 5)]
+    assert [sorted(turn) for turn in turns] == [[1, 1, 2, 3, 6]] * 5
+    assert len(set(map(tuple, turns))) > 1

@@ -35,7 +35,7 @@ def batch_of(monkeypatch):
                     ends = not any(number in later[1] for later in events[i + 1 :] if not isinstance(later, int))
                     yield number, Round([1] * n, 3, n - 1, int(n < 4), finish="length" if ends else None)
 
-        found = BatchDecoding(rounds(), sum(isinstance(event, int) for event in events))
+        found = BatchDecoding(lambda clock: rounds(), sum(isinstance(event, int) for event in events))
         while not found.done:
             found.advance()
         return found
@@ -54,7 +54,7 @@ def test_a_batch_records_its_exact_rates(batch_of, monkeypatch):
     fast = batch_of(0, 1, (1.5, {0: 3, 1: 1}), (1.25, {0: 2, 1: 3}), (2.0, {0: 4}))
     monkeypatch.setattr(measure, "requests_of", lambda *_: [0, 1])
     ways = {BatchArm(BASELINE, 2): plain, BatchArm(Arm("model", "model", 2), 2): fast}
-    lines = list(lines_of(Batches(config(), ways)))
+    lines = list(lines_of(Batches(config(), None, {}, decodings=ways)))
     # Full passes alone: 2.75 s, of which each text has a half; 5 tokens of one text and 4 of the other. Each text has
     # the pace of these passes to its end.
     paces = Fraction(11, 8) / 5, Fraction(11, 8) / 4
@@ -78,11 +78,13 @@ def test_rounds_are_booked_by_pass(batch_of):
     assert (found.prefills, found.ended) == ({0: 8.0, 1: 8.0, 2: 8.0}, {0, 1, 2})
     assert found.by_request(2) == {0: (4, 3.0), 1: (1, 1.0), 2: (2, 2.0)}
     assert found.by_request(1) == {2: (1, 7.0)}
+    assert found.by_request(2, shared=False) == {0: (4, 6.0), 1: (1, 2.0), 2: (3, 11.0)}, "as users wait"
+    assert found.clock == 3 * 8 + 13
 
 
 def test_copies_of_a_prompt_are_one_prompt(batch_of, monkeypatch):
     """Prompt 0 is decoded twice, in nine rounds of a second and in one of eleven: two seconds a token."""
     monkeypatch.setattr(measure, "requests_of", lambda *args: [0, 1, 0])
     found = batch_of(0, *[(1.0, {0: 1})] * 9, 1, (4.0, {1: 1}), 2, (11.0, {2: 1}))
-    lines = list(lines_of(Batches(config(), {FIRST: found})))
+    lines = list(lines_of(Batches(config(), None, {}, decodings={FIRST: found})))
     assert [(one.prompt_index, one.seconds, one.n_emitted) for one in lines] == [(0, 18.0, 9), (1, 4.0, 1)]
