@@ -149,6 +149,7 @@ class NgramDrafter(Lookup):
     """
 
     def __init__(self, longest: int = 4, shortest: int = 2, n_ids: int = sys.maxsize):
+        assert 1 <= shortest <= longest
         self.longest, self.shortest, self.n_ids = longest, shortest, n_ids
         self._tokens: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token that last followed it

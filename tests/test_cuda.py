@@ -9,7 +9,7 @@ from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.cli import flags, parsing
 from speclab.core.rounds import DecodeSettings, tokens_of
-from speclab.core.sampling import Sampling
+from speclab.core.sampling import GREEDY, Sampling
 from speclab.engines.cuda import graphs
 from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.models import engine_choice, loading
@@ -128,7 +128,7 @@ def test_two_decodings_side_by_side_over_many_buckets():
 def test_the_lab_pair_in_bfloat16_differs_at_near_ties_only(wish):
     parser = parsing.make_parser("test")
     flags.add_shared_flags(parser)
-    setup = flags.setup_from(parser.parse_args(["--device", "cuda", "--engine", wish]))
+    setup = flags.setup_from(parser.parse_args(["--device", "cuda", "--engine", wish]), GREEDY)
     assert setup.dtype == torch.bfloat16
     drafter = ModelDrafter(setup.load_draft(loading.LAB_DRAFT))
     for prompt in flags.read_prompts(parser.parse_args(["--limit", "1"]), setup.tokenizer):

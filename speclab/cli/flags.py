@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from speclab.cli.parsing import at_least, plain_name, seed, some_name, some_path
 from speclab.core.rules import all_rules, rule_of
-from speclab.core.sampling import GREEDY, Sampling
+from speclab.core.sampling import Sampling
 from speclab.drafts import registry
 from speclab.models import loading, prompts
 from speclab.models.engine_choice import ENGINES
@@ -152,9 +152,7 @@ def sampling_from(args: argparse.Namespace, temperature: float | None = None) ->
         raise UsageProblem(f"{error}; see --help") from None
 
 
-def setup_from(
-    args: argparse.Namespace, sampling: Sampling = GREEDY, tokenizer: PreTrainedTokenizerBase | None = None
-) -> Setup:
+def setup_from(args: argparse.Namespace, sampling: Sampling, tokenizer: PreTrainedTokenizerBase | None = None) -> Setup:
     """Load target, tokenizer and machine from the shared flags. tokenizer: the target's, where it is loaded already."""
     where = (args.device, args.dtype, args.engine, args.threads)
     return load_setup(args.target, sampling, *where, tokenizer, getattr(args, "device_map", None))

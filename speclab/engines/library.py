@@ -45,7 +45,7 @@ def library(kinds: int, more: tuple[str, ...] = ()) -> ctypes.CDLL:
         return _library([*command, THREADS])
     except NoFastBackend:
         found = _library(command)
-        note("compiled without OpenMP, so a pass takes one thread; install gcc, or libomp-dev for clang, to use all")
+        note("the C compiler has no OpenMP, so a pass takes one thread; install gcc (for clang on Debian: libomp-dev)")
         return found
 
 

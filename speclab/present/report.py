@@ -22,7 +22,7 @@ ROWS = (
     "pass; its forecast is that along the baseline's text. A prediction of the speedup stands with its error, "
     "predicted / measured - 1. The formula and the ladder know chains only: drafts with branches have no values."
 )
-LIMITS = "passes of three targets against what limits them, and rounds in which a lookup drafts"
+LIMITS = "passes of three targets against their limits; with a hybrid, rounds in which its lookup drafts"
 SHARES = "The share of the rounds in which the lookup of a hybrid drafts, and not its model, for each kind of prompt."
 LADDER = "From the book's formula to the measured speedup: each factor is what one thing costs or gains."
 
@@ -91,8 +91,11 @@ def shares_table(shares: dict[tuple[str, int, float], dict[str, float]]) -> Tabl
     """Return a line for every hybrid: the share of each kind of prompt stands in a column of its own."""
     heads: dict[str, Cell] = {"draft": lambda arm: arm[0], "k": lambda arm: "≤ " * arm[0].endswith(AUTO) + str(arm[1])}
     heads["T"] = lambda arm: f"{arm[2]:g}"
-    kinds = {kind: lambda arm, kind=kind: f"{shares[arm][kind]:.0%}" for kind in next(iter(shares.values()))}
-    return Table(list(shares), heads | kinds)
+    kinds = dict.fromkeys(kind for of_arm in shares.values() for kind in of_arm)
+    of_kinds = {
+        kind: lambda arm, kind=kind: f"{shares[arm][kind]:.0%}" if kind in shares[arm] else "-" for kind in kinds
+    }
+    return Table(list(shares), heads | of_kinds)
 
 
 def generate_line(run: ComparisonRun) -> str | None:

@@ -150,7 +150,7 @@ def lookup_shares(decoded: list[Decoded]) -> dict[tuple[str, int, float], dict[s
             rounds = made.setdefault((line.method, line.draft_length, line.temperature), {}).setdefault(kind, [])
             rounds += [one.looked_up for repeat in line.rounds for one in repeat]
     return {
-        arm: {kind: sum(rounds) / len(rounds) for kind, rounds in kinds.items()}
+        arm: {kind: sum(rounds) / len(rounds) for kind, rounds in kinds.items() if rounds}
         for arm, kinds in made.items()
         if any(kinds["all"])
     }

@@ -51,13 +51,16 @@ def price(
 
     accept_probs gives the draft's acceptance probabilities along a text of the baseline; rounds_along the rounds along
     it, for a draft whose proposals depend on the rounds before. Without either there is no forecast. lookup_costs: of
-    the rounds in which the lookup of a hybrid draft proposes; where one does, there is no prediction without them.
+    the rounds in which the lookup of a hybrid draft proposes. Without them there is no prediction where one does, and
+    no forecast where one would along the text.
     """
     n, texts = line.n_prompt, [tuple(text) for text in baseline.texts]
     along = [rounds_along(text) for text in texts] if rounds_along else []
     probs = [accept_probs(text) for text in texts] if accept_probs else []
-    if lookup_costs is None and any(made.looked_up for rounds in (*line.rounds, *along) for made in rounds):
+    if lookup_costs is None and any(made.looked_up for rounds in line.rounds for made in rounds):
         return None
+    if lookup_costs is None and any(made.looked_up for rounds in along for made in rounds):
+        along = []
     part = PredictedSeconds(sum(sum(costs.step_seconds(n + i) for i in range(len(text) - 1)) for text in texts))
     for rounds in line.rounds:
         part += _of_rounds(rounds, n, costs, lookup_costs)

@@ -83,7 +83,7 @@ def ratio_interval(
     estimates, errors = _log_ratio(top[rows], bottom[rows])
     # Where most prompts share one ratio, many resamples hold only those, and a division by their tiny error explodes.
     errors = np.maximum(errors, error * SMALLEST_ERROR_SHARE)
-    quantiles = np.quantile((estimates - estimate) / errors, [(1 - 0.95) / 2, (1 + 0.95) / 2])
+    quantiles = np.quantile((estimates - estimate) / errors, [0.025, 0.975])
     low, high = estimate[0] - error[0] * quantiles[::-1]
     return math.exp(low), math.exp(high)
 

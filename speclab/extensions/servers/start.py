@@ -78,7 +78,7 @@ def commands(args: argparse.Namespace, folder: Path) -> list[list[str]]:
 
 def _llama(target: str, draft: str, k: int, slots: int) -> tuple[list[str], list[str]]:
     """Return the words for llama.cpp's server, and those for a draft. Each slot has 2,048 positions."""
-    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    threads = max(1, (os.cpu_count() or 1) // 2)
     words = f"--metrics --host 127.0.0.1 -c {2048 * slots} -np {slots} --no-webui --no-cache-prompt -t {threads}"
     plain = ["-m", target, *words.split()]
     if draft == "ngram":  # what followed the last three tokens before

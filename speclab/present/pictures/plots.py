@@ -66,9 +66,13 @@ def _limits(runs: list[ComparisonRun]) -> Figure:
     """Draw how many tokens a second passes of each run read at its first temperature, by the tokens of a pass; a dotted
     line is what reading the weights would allow. The legend has the fastest draft, whose pass has a larger marker.
     Beside it stands in which share of its rounds the lookup of a hybrid drafts."""
-    figure, [axis, *more] = figures.blank(1 + any(lookup_shares(run.raw) for run in runs), 5.4, 4.4)
+    arm = ("hybrid", runs[0].rows[0].temperature)
+    shares = [
+        {k: of["all"] for (*own, k, at), of in lookup_shares(run.raw).items() if (*own, at) == arm} for run in runs
+    ]
+    figure, [axis, *more] = figures.blank(1 + any(shares), 5.4, 4.4)
     for axis_of_shares in more:
-        _lookups(axis_of_shares, runs)
+        _lookups(axis_of_shares, runs, shares)
     for run, color, marker in zip(runs, figures.COLOURS, figures.MARKERS, strict=False):
         whole, step = [row for row in full_rows(run) if not row.auto], step_seconds(run)
         passes = {row.draft_length + 1: row.verify_cost or 0.0 for row in whole} | {1: 1.0}  # tokens -> steps
@@ -89,12 +93,10 @@ def _limits(runs: list[ComparisonRun]) -> Figure:
     return figure
 
 
-def _lookups(axis, runs: list[ComparisonRun]) -> None:
-    """Draw in which share of its rounds the lookup of `hybrid` drafts: a bar for each run and fixed k, at the first
-    temperature."""
-    arm, lengths = ("hybrid", runs[0].rows[0].temperature), set[int]()
-    for i, (run, color, hatch) in enumerate(zip(runs, figures.COLOURS, ("", "//", ".."), strict=False)):
-        found = {k: kinds["all"] for (name, k, at), kinds in lookup_shares(run.raw).items() if (name, at) == arm}
+def _lookups(axis, runs: list[ComparisonRun], shares: list[dict[int, float]]) -> None:
+    """Draw in which share of its rounds the lookup of `hybrid` drafts: a bar for each run and fixed k."""
+    lengths = set[int]()
+    for i, (run, found, color, hatch) in enumerate(zip(runs, shares, figures.COLOURS, ("", "//", ".."), strict=False)):
         places = [k + (i - 1) * 0.55 for k in found]
         axis.bar(places, found.values(), 0.5, color=color, hatch=hatch, edgecolor="white", label=target_name(run))
         for place, share in zip(places, found.values(), strict=True):
