@@ -19,16 +19,8 @@ from training.recipes import Likely, likely
 
 
 def block(hidden: int = 32, qwen3: bool = False, vocab: int = VOCAB, **changes) -> LlamaConfig:
-    sizes = {
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "intermediate_size": 48,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "tie_word_embeddings": False,
-    }
+    sizes = {"vocab_size": vocab, "hidden_size": hidden, "intermediate_size": 48, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": False}
     return (Qwen3Config if qwen3 else LlamaConfig)(**sizes | changes)
 
 
@@ -58,6 +50,11 @@ class Keeping:
     def observe(self, n_accepted, committed):
         self.text += committed
         super().observe(n_accepted, committed)
+
+
+def keeping(kind: type) -> type:
+    """The drafters of this kind, which keep their drafts."""
+    return type(kind.__name__, (Keeping, kind), {})
 
 
 def tiny_head(

@@ -56,17 +56,9 @@ def test_a_sampled_text_on_auto_depends_on_its_seed_alone(pair):
     def text(seed: int) -> list:
         return [round_.tokens for round_ in speculate(pair, TEXT, "auto", 40, temperature=1.0, seed=seed)]
 
-    first = text(1)
-    for seed in range(2, 6):
-        text(seed)
-    assert text(1) == first
+    first, others = text(1), [text(seed) for seed in range(2, 6)]
+    assert text(1) == first not in others
     assert not pair.on_auto.seen.get(1.0) or pair.on_auto.seen[1.0].all.tested == WEIGHT
-
-
-def test_sampling_follows_its_seed(pair):
-    texts = [list(speculate(pair, TEXT, 2, 20, temperature=1.0, seed=seed)) for seed in (1, 1, 2, 3)]
-    assert texts[0] == texts[1]
-    assert not texts[1] == texts[2] == texts[3]
 
 
 def test_what_cannot_be_is_refused_before_the_first_round(pair, monkeypatch):

@@ -19,10 +19,7 @@ from speclab.theory import losslessness
 from tests.decoding import plain_text, speculative_rounds
 from tests.tiny_models import FAMILIES, VOCAB, perturbed, tiny
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1))
 N_NEW = 40
 

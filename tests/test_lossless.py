@@ -23,7 +23,6 @@ from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, Round, toke
 from speclab.core.sampling import Sampling, draw
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.engines import eager, parts
-from speclab.models import engine_choice
 from speclab.models.cached import CachedModel
 from speclab.models.checking import rounding
 from speclab.models.checking.rounding import Reference
@@ -362,7 +361,7 @@ def both_decoders(model, prompt, limit, sampling=Sampling(), draft=None, engine=
     """The two decoders as things to call."""
 
     def cached(model):
-        return CachedModel(model, fast=engine_choice.on_c(model) if engine == "c" else None)
+        return CachedModel(model, fast=on_engine(engine, model))
 
     def plain():
         return plain_text(cached(model), prompt, limit, sampling)

@@ -87,11 +87,7 @@ def test_k_stays_k_when_arms_take_turns(bench, prompt):
 
 
 def test_all_arms_emit_the_same_text_and_count_their_passes(bench, prompt):
-    check_arms(bench, prompt, peers.arms_for([2]))
-
-
-def check_arms(bench, prompt, arms):
-    prompts, schedule = [Prompt("code", "", prompt)], peers.one_after_another
+    arms, prompts, schedule = peers.arms_for([2]), [Prompt("code", "", prompt)], peers.one_after_another
     samples = {s.arm: s for s in measure(bench, arms, [0.0], prompts, 2, {}, schedule=schedule).lines}
     assert list(samples) == arms
     assert len({tuple(text) for s in samples.values() for text in s.texts}) == 1

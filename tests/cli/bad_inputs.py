@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertLMHeadModel, RecurrentGemmaConfig, RecurrentGemmaForCausalLM
 
+from tests.llamas import tiny_llama
+
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 KINDS = "--draft help"
 
@@ -63,6 +65,7 @@ DAMAGES = {
         "esc-type": {"model_type": "\x1b]0;owned\x07\u202e"},
         "own-code": {"model_type": "own", "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}},
         "text-eos": {"eos_token_id": "</s>"},
+        "gptq": {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}},
     },
     "generation_config.json": {"eos-text": {"eos_token_id": "</s>"}},
     "tokenizer_config.json": {"template-refuses": {"chat_template": "{{ raise_exception('no user may speak') }}"}},
@@ -83,11 +86,15 @@ def families(folder: Path) -> None:
 
 
 def weights(folder: Path) -> None:
-    """Weights that are missing, cut off, of another shape, not numbers, or no plain files."""
+    """Weights that are missing, cut off, of another shape, not numbers, too few, an adapter's, or no plain files."""
     good = load_file(folder / "target" / "model.safetensors")
-    for name, norm in {"other-shape": torch.ones(3), "nan": torch.full((64,), torch.nan)}.items():
+    norms = {"other-shape": torch.ones(3), "nan": torch.full((64,), torch.nan), "lacking": None}
+    for name, norm in norms.items():
+        damaged = good | {"model.norm.weight": norm}
         file = copied(folder, f"weights-{name}") / "model.safetensors"
-        save_file(good | {"model.norm.weight": norm}, file, metadata={"format": "pt"})
+        save_file({k: v for k, v in damaged.items() if v is not None}, file, metadata={"format": "pt"})
+    (copied(folder, "adapter") / "adapter_config.json").write_text("{}")
+    tiny_llama(0, vocab_size=40).save_pretrained(copied(folder, "few-ids"))
     cut = copied(folder, "weights-cut") / "model.safetensors"
     cut.write_bytes(cut.read_bytes()[:10_000])
     for name in ("missing", "pickled"):
@@ -110,25 +117,21 @@ def tokenizers(folder: Path) -> None:
 
 
 class Row(NamedTuple):
-    """A command as typed after `python`, its exit code, words that its one line must have, and its standard input."""
+    """A command as typed after `python`, its exit code, words that its one line must have, and its standard input.
+    early: it is refused before weights are read."""
 
     command: str
     code: int
     said: tuple[str, ...]
     stdin: bytes = b""
+    early: bool = False
 
 
 MODEL = ["--target", "target", "--threads", "1", "--engine", "eager"]
 FILED = [*MODEL, "--out-dir", "out"]
-USUAL = {
-    "baseline_autoregressive.py": MODEL,
-    "optimized_speculative.py": MODEL,
-    "compare.py": FILED,
-    "benchmarks.peers": FILED,
-    "benchmarks.roofline": FILED,
-    "benchmarks.gpu": ["--out", "out", "--device", "cpu"],
-    "training.heads": ["target", "--out", "out"],
-}
+USUAL = dict.fromkeys(("baseline_autoregressive.py", "optimized_speculative.py"), MODEL)
+USUAL |= dict.fromkeys(("compare.py", "benchmarks.peers", "benchmarks.roofline"), FILED)
+USUAL |= {"benchmarks.gpu": ["--out", "out", "--device", "cpu"], "training.heads": ["target", "--out", "out"]}
 B, S, C = "baseline_autoregressive.py", "optimized_speculative.py --prompt x", "compare.py"
 PEERS, ROOFLINE = "-m benchmarks.peers", "-m benchmarks.roofline"
 GPU, TRAIN = "-m benchmarks.gpu", "-m training.heads"
@@ -137,7 +140,7 @@ ROWS = [
     # --- flags of every decoding script ---
     Row(f"{B} --nonsense", 2, ("--nonsense", "--help")),
     Row(f"{B} '\x1b[31m'", 2, ("␛[31m",)),
-    Row(f"{B} --top-p 1.5", 2, ("top-p", "1.5")),
+    Row(f"{B} --top-p 1.5", 2, ("top-p", "1.5"), early=True),
     Row(f"{B} --max-new-tokens 600 --prompt x", 2, ("context of 512", "at most 511 new tokens")),
     *(Row(f"{B} {flag} ''", 2, (flag, "it is empty, give a name")) for flag in ("--prompts", "--texts", "--target")),
     Row(f"{B} --device cuda", 3, ("device cuda", "device cpu")),
@@ -164,6 +167,7 @@ ROWS = [
     Row(f"{B} --prompt x --target esc-type", 3, ("config.json", "␛]0;owned␇‹202E›")),
     Row(f"{B} --prompt x --target own-code", 3, ("code of its own, which is never run",)),
     Row(f"{B} --prompt x --target text-eos", 3, ("config.json", "eos_token_id")),
+    Row(f"{B} --prompt x --target gptq", 3, ("cannot load",)),
     # --- weights, tokenizer, generation_config.json ---
     Row(f"{B} --prompt x --target encoder", 3, ("bert attends to later tokens", "causal language model")),
     Row(f"{B} --prompt x --target recurrent", 3, ("recurrent_gemma keeps a state", "rolled back")),
@@ -175,18 +179,25 @@ ROWS = [
     Row(f"{B} --prompt x --target weights-missing", 3, ("weights-missing", "model.safetensors")),
     Row(f"{B} --prompt x --target weights-pickled", 3, ("safetensors",)),
     Row(f"{B} --target weights-nan --prompt x", 3, ("not finite",)),
+    Row(f"{B} --prompt x --target weights-lacking", 3, ("lacks the weights model.norm.weight",)),
+    Row(f"{B} --prompt x --target adapter", 3, ("holds an adapter",)),
+    Row(f"{B} --prompt 'def f(x):' --target few-ids", 3, ("do not belong together",)),
     Row(f"{B} --prompt x --target tokenizer-missing", 3, ("its tokenizer cannot be used",)),
     Row(f"{B} --prompt x --target template-refuses", 3, ("chat template", "no user may speak; use --no-chat")),
     Row(f"{B} --target tokenizer-huge-id --prompt a", 3, ("token 1000000000", "do not belong together")),
     Row(f"{B} --prompt x --target eos-text", 3, ("generation_config.json", "</s>")),
     # --- drafts ---
     Row(f"{S} -k -1", 2, ("-k", "0 or more")),
-    Row(f"{S} --draft ngrm", 2, ("'ngrm'; did you mean ngram?", KINDS)),
+    Row(f"{S} --draft ngrm", 2, ("'ngrm'; did you mean ngram?", KINDS), early=True),
+    Row(f"{S} --draft featur", 2, ("unknown draft kind 'featur'",)),
+    Row(f"{S} --draft feature:", 2, ("unknown draft kind 'feature:'",)),
+    Row(f"{S} --draft feature:./nowhere", 3, ("nowhere",)),
+    Row(f"{S} --draft feature:draft", 3, ("is None; the draft feature reads eagle3",)),
     Row(f"{S} --tempereture 0.8", 2, ("--tempereture 0.8; did you mean --temperature?",)),
     Row(f"{S} --draft hybrid:suffix+ngram", 2, ("a draft with a model", "hybrid:suffix+feature")),
     Row(f"{S} -k auto --draft dial:0.5:free", 2, ("-k auto", "dial:0.5:free", "give -k a number")),
     Row(f"{S} --draft dial", 2, ("dial:0.8",)),
-    Row(f"{S} --draft dial:0.5:draft --temperature 1", 2, ("--temperature 0",)),
+    Row(f"{S} --draft dial:0.5:draft --temperature 1", 2, ("--temperature 0",), early=True),
     Row(f"{S} --draft lab:20m", 2, ("different tokenizers", "or ngram")),
     Row(
         f"{S} --draft tokenizer-swapped",
@@ -199,7 +210,10 @@ ROWS = [
         ("the draft model's context of 30;", "shorten the prompt"),
     ),
     # --- compare.py ---
+    Row(f"{C} --draft short-draft --prompt '{'x = 1; ' * 30}'", 2, ("the draft model's context of 30;",)),
     Row(f"{C} -k 2,-4", 2, ("-k 2,-4", "0 or more")),
+    *(Row(f"{C} -k {lengths}", 2, ("-k",)) for lengths in ("autos", "2,auto,x", "auto,-1", "''")),
+    Row(f"{C} --draft model,ngrm", 2, ("'ngrm'; did you mean ngram?",), early=True),
     Row(f"{S} --draft ''", 2, ("unknown draft kind ''",)),
     Row(f"{C} --draft ''", 2, ("example model,ngram",)),
     Row(f"{C} --draft ngram,ngram", 2, ("twice",)),

@@ -17,14 +17,7 @@ from torch import Tensor
 from draft_models import as_drawn
 from speclab.core.accept import accept, accept_from_logits
 from speclab.core.rounds import Draft
-from speclab.core.sampling import (
-    NOT_FINITE,
-    Sampling,
-    draw,
-    draw_draft,
-    draw_next,
-    uniforms,
-)
+from speclab.core.sampling import NOT_FINITE, Sampling, draw, draw_draft, draw_next, uniforms
 from tests.decoding import reference_probs
 
 NAN, INF = float("nan"), float("inf")

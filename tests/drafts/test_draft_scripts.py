@@ -42,11 +42,8 @@ def test_a_comparison_proves_forecasts_and_names_them_beside_fixed_lengths(
     drafts = f"{pair_folder / 'target'},hybrid:ngram+{pair_folder / 'draft'},{head}"
     assert compare.main([*words, "--draft", drafts, *TINY]) == 0
     assert "token for token: identical" in capsys.readouterr().out
-    run, feature, hybrid = (
-        read(tmp_path / "results" / "local.json", ComparisonRun),
-        "feature:feature",
-        "hybrid:ngram+draft",
-    )
+    run = read(tmp_path / "results" / "local.json", ComparisonRun)
+    feature, hybrid = "feature:feature", "hybrid:ngram+draft"
     rows = {(r.method, r.temperature): r for r in run.rows if r.prompt_kind == "all" and r.draft}
     kinds = ("model", hybrid, feature)
     assert set(rows) == {(name + auto, t) for name in kinds for auto in ("", " auto") for t in (0.0, 0.8)}
@@ -64,23 +61,6 @@ def test_a_comparison_proves_forecasts_and_names_them_beside_fixed_lengths(
     assert "≤ 8" in (tmp_path / "results" / "local.md").read_text()
     assert {hybrid, f"{hybrid}, lookup"} <= {entry["drafter"] for entry in run.costs}
     assert run.models[feature].startswith(f"{feature}: one layer over the target's states")
-
-
-@pytest.mark.parametrize(
-    ("script", "words", "code", "message"),
-    [
-        *((compare, f"-k {value}", 2, "-k") for value in ("autos", "2,auto,x", "auto,-1", "''")),
-        (optimized_speculative, "--draft feature:./nowhere", 3, "nowhere"),
-        (optimized_speculative, "--draft feature:", 2, "unknown draft kind 'feature:'"),
-        (optimized_speculative, "--draft featur", 2, "unknown draft kind 'featur'"),
-        (optimized_speculative, "--draft feature:{draft}", 3, "is None; the draft feature reads eagle3"),
-    ],
-)
-def test_what_is_no_head_and_no_length_is_one_line(pair_folder, capsys, script, words, code, message):
-    given = ["--target", str(pair_folder / "target"), "--prompt", "x", *TINY]
-    assert script.main([*given, *words.format(draft=pair_folder / "draft").replace("''", "").split(" ")]) == code
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert message in line
 
 
 def test_a_lab_without_the_head_says_how_to_train_it(monkeypatch, capsys, tmp_path):

@@ -69,29 +69,6 @@ def test_the_search_is_the_definition():
     assert brute_force([5, 5, 5], 3, 4, 1) == [5]
 
 
-# --- Draft models ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def target():
-    return CachedModel(tiny("llama"))
-
-
-def test_model_drafter_with_k_0(target):
-    """Nothing is proposed and nothing is run, also where a sampled draft would carry probabilities."""
-    draft = CachedModel(perturbed(target.model, 0.1))
-    for sampling in (Sampling(), Sampling(1.0)):
-        drafter = ModelDrafter(draft)
-        drafter.prefill(target, PROMPT, sampling)
-        drafter.observe(0, [11])
-        made = drafter.propose(0, NO_CHANCES)
-        assert (made.tokens.shape, made.tokens.dtype, made.size.tolist()) == ((1, 0), torch.long, [0])
-        assert (draft.n_passes, draft.length) == (1, PROMPT.shape[1]), "the prompt's pass alone"
-
-
-# --- A draft model that knows less than the target ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_at_the_end_of_its_context_a_model_drafts_fewer_tokens_then_none(temperature):
     """Learned positions: a single token too many would be an IndexError, one too few is a shorter draft."""

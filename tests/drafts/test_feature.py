@@ -15,18 +15,16 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.theory.forecast import forecast
 from tests.decoding import plain_text, speculative_rounds
-from tests.heads import LEARNT, N_NEW, Keeping, feature_row, prompts, tiny_head, trained
+from tests.heads import LEARNT, N_NEW, feature_row, keeping, prompts, tiny_head, trained
 from tests.tiny_models import DTYPE_ON, VOCAB, on_engine, tiny
+
+Kept = keeping(FeatureDrafter)
 
 
 def reading(model, drafter, fast=None) -> CachedModel:
     target = CachedModel(model, fast=fast)
     target.hidden_layers = drafter.head.config.layers
     return target
-
-
-class Kept(Keeping, FeatureDrafter):
-    """Keeps what it proposes."""
 
 
 def chain(head: FeatureHead, hidden: torch.Tensor, text: list[int], k: int) -> list[int]:

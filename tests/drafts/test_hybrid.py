@@ -14,19 +14,11 @@ from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts, Tally
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.models.cached import CachedModel
 from tests.decoding import plain_text, speculative_rounds
-from tests.heads import Keeping, tiny_head
+from tests.heads import keeping, tiny_head
 from tests.tiny_models import VOCAB, perturbed, tiny
 
 PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1)).repeat(1, 2)
 DEAR = RoundCosts((0.0, *[50.0] * 8), (1.0,) * 9)  # a model that never pays
-
-
-class KeptModel(Keeping, ModelDrafter):
-    """Keeps what it proposes."""
-
-
-class KeptHead(Keeping, FeatureDrafter):
-    """The same."""
 
 
 def target_of() -> CachedModel:
@@ -37,8 +29,8 @@ def target_of() -> CachedModel:
 
 def model_of(kind: str = "model"):
     if kind == "feature":
-        return KeptHead(tiny_head())
-    return KeptModel(CachedModel(perturbed(tiny("llama", dtype=torch.float64), 0.1)))
+        return keeping(FeatureDrafter)(tiny_head())
+    return keeping(ModelDrafter)(CachedModel(perturbed(tiny("llama", dtype=torch.float64), 0.1)))
 
 
 class Scripted(NgramDrafter):

@@ -33,16 +33,12 @@ from speclab.lab.bench import SPECULATIVE
 from speclab.lab.round_costs import measure_costs
 from speclab.models.cached import CachedModel
 from tests.decoding import plain_text, speculative_rounds
-from tests.heads import Keeping, tiny_head
+from tests.heads import keeping, tiny_head
 from tests.tiny_models import VOCAB, perturbed, tiny
 
 PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1))
 FREE = RoundCosts((0.0,) * 9, (1.0,) * 9)
 DEAR = RoundCosts(tuple(10.0 * n for n in range(9)), (1.0,) * 9)
-
-
-class Kept(Keeping, AutoLength):
-    """Keeps what it proposes."""
 
 
 def pair(noise: float = 0.1) -> tuple[CachedModel, ModelDrafter]:
@@ -174,7 +170,7 @@ def test_every_token_that_is_drawn_is_handed_over(monkeypatch):
     """And the draft ends where the rule says so, not only at the longest length."""
     drawn, right = [], draft_models.draw_draft
     monkeypatch.setattr(draft_models, "draw_draft", lambda *asked: drawn.append(1) or right(*asked))
-    kept = Kept(pair(0.3)[1])
+    kept = keeping(AutoLength)(pair(0.3)[1])
     kept.costs[0.9] = RoundCosts(tuple(0.15 * n for n in range(9)), tuple(1 + 0.05 * n for n in range(9)))
     decoded(kept, how=Sampling(0.9))
     lengths = [draft.tokens.shape[1] for _, draft in kept.proposed]

@@ -16,21 +16,10 @@ from tests.decoding import poison
 from tests.tiny_models import assert_close
 
 IDS, WINDOW, CONTEXT = 53, 8, 512
-_SIZES = {
-    "vocab_size": IDS,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-    "max_position_embeddings": CONTEXT,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-    "tie_word_embeddings": False,
-    "attn_implementation": "eager",  # the library's plain code: its sdpa leaves caps of attention out
-}
+_SIZES = {"vocab_size": IDS, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "head_dim": 12}
+_SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT}
+_SIZES |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "tie_word_embeddings": False}
+_SIZES |= {"attn_implementation": "eager"}  # the library's plain code: its sdpa leaves caps of attention out
 _WITHOUT = {  # entries that are not theirs: a head has hidden / heads = 6 numbers, each its own keys
     **dict.fromkeys(("phi3", "olmo2", "qwen2"), ("head_dim",)),
     **dict.fromkeys(("gpt2", "gpt_neox"), ("head_dim", "num_key_value_heads")),

@@ -5,18 +5,7 @@ import torch
 
 from speclab.engines.parts import FAMILIES, parts_of
 from speclab.models import engine_choice
-from tests.engines.families import (
-    CASES,
-    WINDOW,
-    check_passes,
-    made,
-    on_c,
-    on_engine,
-    packed,
-    text_of,
-    tiny,
-    uncached,
-)
+from tests.engines.families import CASES, WINDOW, check_passes, made, on_c, on_engine, packed, text_of, tiny, uncached
 from tests.tiny_models import assert_close
 
 EAGER = ("eager llama", "eager mistral", "eager gemma3_text", "eager gpt2")

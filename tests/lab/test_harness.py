@@ -32,13 +32,8 @@ from tests.tiny_models import VOCAB, PlainTransformer, perturbed, tiny
 CPU = torch.device("cpu")
 BUDGET, LONG = 24, 70
 WARM = Sampling(0.8)
-ARMS = [
-    BASELINE,
-    Arm("model", "model", 2),
-    Arm("model", "model", 5),
-    Arm("ngram", "ngram", 3),
-    Arm("asking", "asking", 4),
-]
+LENGTHS = [("model", 2), ("model", 5), ("ngram", 3), ("asking", 4)]
+ARMS = [BASELINE, *(Arm(name, name, k) for name, k in LENGTHS)]
 INSTRUMENTS = {"model": [0, 1, 2, 2, 2], "ngram": [0, 1, 2, 3, 3, 3], "asking": [0, 1, 2, 3, 4]}
 
 
@@ -109,11 +104,8 @@ class Asking(ModelDrafter):
 def make_bench(pair, budget: int = BUDGET, seed: int = 0, kind: type[Setup] = Setup) -> Bench:
     target, draft = pair
     setup = kind(CachedModel(target), None, "tiny", Sampling(), CPU, torch.float64)
-    drafters = {
-        "model": ModelDrafter(CachedModel(draft)),
-        "ngram": NgramDrafter(),
-        "asking": Asking(CachedModel(draft)),
-    }
+    drafters = {"model": ModelDrafter(CachedModel(draft)), "asking": Asking(CachedModel(draft))}
+    drafters["ngram"] = NgramDrafter()
     return Bench(setup, drafters, budget, seed)
 
 

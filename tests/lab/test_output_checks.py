@@ -31,16 +31,11 @@ def measured(monkeypatch):
     return of
 
 
-@pytest.mark.parametrize(
-    ("texts", "verdicts"),
-    [
-        ([RIGHT, RIGHT], []),
-        ([RIGHT, NEAR], ["near-tie"]),
-        ([NEAR, WRONG], ["BUG"]),
-        ([WRONG, NEAR], ["BUG"]),
-        ([RIGHT, NEAR, RIGHT, WRONG], ["BUG"]),
-    ],
-)
+VERDICTS = [([RIGHT, RIGHT], []), ([RIGHT, NEAR], ["near-tie"])]
+VERDICTS += [(texts, ["BUG"]) for texts in ([NEAR, WRONG], [WRONG, NEAR], [RIGHT, NEAR, RIGHT, WRONG])]
+
+
+@pytest.mark.parametrize(("texts", "verdicts"), VERDICTS)
 def test_a_wrong_text_among_the_repeats_is_found(measured, texts, verdicts):
     entry = output_checks.judge_greedy(measured(texts), Arm("model", "model", 4))
     assert [one["verdict"] for one in entry["differences"]] == verdicts

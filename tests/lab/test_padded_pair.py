@@ -47,8 +47,7 @@ def test_a_size_that_does_not_fit_is_not_chosen(size_of):
 
 
 @pytest.mark.parametrize(
-    ("words", "wanted"),
-    [("-k 0", False), ("-k 0,2", True), ("-k auto", True), ("--quick", False), ("--alone", False)],
+    ("words", "wanted"), [("-k 0", False), ("-k 0,2", True), ("-k auto", True), ("--quick", False), ("--alone", False)]
 )
 def test_a_run_that_is_short_or_asked_for_one_pair_has_no_second_one(words, wanted):
     args = command.make_parser("").parse_args(["--draft", "model", *words.split()])

@@ -40,13 +40,9 @@ def test_texts_and_rounds_are_those_of_the_model_in_one_place(folder, prompt, sa
     whole, apart = loading.load_model(folder, torch.device("cpu"), torch.float32), spread(folder)
     assert {parameter.device.type for parameter in apart.parameters()} == {"cpu", "meta"}
     assert plain_text(CachedModel(apart), prompt, N_NEW) == plain_text(CachedModel(whole), prompt, N_NEW)
+    drafter = ModelDrafter(CachedModel(perturbed(whole, 0.2)))
     mine, theirs = (
-        list(
-            speculative_rounds(
-                CachedModel(one), ModelDrafter(CachedModel(perturbed(whole, 0.2))), prompt, 3, N_NEW, sampling
-            )
-        )
-        for one in (apart, whole)
+        list(speculative_rounds(CachedModel(one), drafter, prompt, 3, N_NEW, sampling)) for one in (apart, whole)
     )
     assert mine == theirs
     assert any(0 < r.n_accepted < r.n_drafted for r in mine)

@@ -35,10 +35,7 @@ from tools import blocks, readme
 
 PAGES = readme.PAGES
 GENERATED = [page for page in PAGES if "<!-- begin" in page.read_text("utf-8")]
-BENCHMARKS = {
-    "peers": (peers_page.PeersRun, peers_page.page),
-    "roofline": (roofline.RooflineRun, roofline.page),
-}
+BENCHMARKS = {"peers": (peers_page.PeersRun, peers_page.page), "roofline": (roofline.RooflineRun, roofline.page)}
 # Records of programs that only the history has: what all records have is checked, and their pages stay as they are. Of
 # others, which no test reads, only the page is kept.
 OF_THE_PAST = {"cpu-2-cores-drawn", "cpu-2-cores-experts", "cpu-2-cores-same-text"}

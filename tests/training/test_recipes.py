@@ -47,10 +47,6 @@ def check_score(model, head, texts, drafter):
     ],
 )
 def test_flags_that_do_not_fit_are_one_line(words, message, capsys, tmp_path):
-    check_refused(words, message, capsys, tmp_path)
-
-
-def check_refused(words, message, capsys, tmp_path):
     assert main([*words.split(), "--out", str(tmp_path / "out")]) == 2
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert line.startswith("error: ")

@@ -40,18 +40,12 @@ def requests(sampling: Sampling = GREEDY, n: int = N_TEXTS, eos: tuple[int, ...]
 
     Every third prompt is one whose text a trained head has learnt.
     """
-    learnt = prompts(N_LEARNT)[:, None]
-    generator = torch.Generator().manual_seed(11)
+    learnt, generator = prompts(N_LEARNT)[:, None], torch.Generator().manual_seed(11)
     budgets = itertools.cycle([1, 30, 0, 17, 24, 2, 31, 9, 26])
-    return [
-        Request(
-            learnt[i // 3 % N_LEARNT]
-            if i % 3 == 1
-            else torch.randint(0, VOCAB, (1, 4 + 3 * (i % 5)), generator=generator),
-            DecodeSettings(next(budgets), sampling, frozenset(eos), seed=i),
-        )
-        for i in range(n)
-    ]
+    others = (torch.randint(0, VOCAB, (1, 4 + 3 * (i % 5)), generator=generator) for i in range(n) if i % 3 != 1)
+    texts = [learnt[i // 3 % N_LEARNT] if i % 3 == 1 else next(others) for i in range(n)]
+    settings = [DecodeSettings(next(budgets), sampling, frozenset(eos), seed=i) for i in range(n)]
+    return [*map(Request, texts, settings)]
 
 
 def pair(engine: str = "eager", family: str = "llama") -> tuple[CachedModel, CachedModel]:

@@ -168,13 +168,13 @@ def test_padding_is_never_computed_on_c(monkeypatch):
     """A draft of another length in each row, a row without a text: so many tokens reach the pass, and their own."""
     batch = started(on("c"))
     batch.crop([5, 0, 17])
-    seen, fast = [], batch.model.fast
-    run = fast.run
-    monkeypatch.setattr(
-        fast,
-        "run",
-        lambda *given, wanted, **more: seen.append((len(given[1]), len(wanted))) or run(*given, wanted=wanted, **more),
-    )
+    seen, fast, run = [], batch.model.fast, batch.model.fast.run
+
+    def count(*given, wanted, **more):
+        seen.append((len(given[1]), len(wanted)))
+        return run(*given, wanted=wanted, **more)
+
+    monkeypatch.setattr(fast, "run", count)
     draft = Draft(TEXTS[:, 20:24], torch.tensor([1, 4, 3]))
     logits = batch.verify(TEXTS[:, 19], draft)
     assert seen == [(6, 6)], "tokens, rows of logits"
@@ -202,8 +202,7 @@ def test_what_is_not_of_a_text_counts_for_nothing(engine):
 
 
 @pytest.mark.parametrize(
-    ("engine", "family"),
-    [("graphs", "gemma3_window"), *itertools.product(["eager", "c"], ["llama", "gemma3_window"])],
+    ("engine", "family"), [("graphs", "gemma3_window"), *itertools.product(["eager", "c"], ["llama", "gemma3_window"])]
 )
 def test_trees_in_rows(engine, family, monkeypatch):
     """Another tree in each row: the logits are those of the branches, and what is kept goes on."""

@@ -302,6 +302,3 @@ def test_the_decoders_start_is_found_as_generate_finds_it():
 def test_no_head_is_trained_for_it():
     with pytest.raises(UsageProblem, match=r"training\.heads does not know encoder-decoder models, and t5 is one"):
         heads.check_target(target_of("t5"))
-
-
-# --- The library's own decoders --------------------------------------------------------------------------------------

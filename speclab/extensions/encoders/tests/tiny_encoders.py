@@ -22,13 +22,8 @@ _IDS = {"pad_token_id": PAD, "eos_token_id": EOS, "decoder_start_token_id": STAR
 _COMMON = {**_IDS, "vocab_size": VOCAB, "d_model": 32, "tie_word_embeddings": False}  # tied: it repeats its last token
 _T5 = {**_COMMON, "d_kv": 8, "d_ff": 48, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
 _T5["feed_forward_proj"] = "gated-gelu"
-_BART = {
-    **_COMMON,
-    "forced_eos_token_id": None,
-    "max_position_embeddings": 64,
-    "encoder_layers": 3,
-    "decoder_layers": 2,
-}
+_BART = {**_COMMON, "forced_eos_token_id": None, "max_position_embeddings": 64}
+_BART |= {"encoder_layers": 3, "decoder_layers": 2}
 _BART |= {
     f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in {"attention_heads": 4, "ffn_dim": 48}.items()
 }

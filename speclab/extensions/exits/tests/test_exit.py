@@ -12,7 +12,7 @@ from speclab.extensions.exits.tests.adapters import trained_exit
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
 from tests.decoding import plain_text, speculative_rounds
-from tests.heads import N_NEW, Keeping
+from tests.heads import N_NEW, keeping
 from tests.tiny_models import FAMILIES, assert_close, on_engine
 
 WARM = Sampling(temperature=0.8)
@@ -98,15 +98,11 @@ def test_parts_that_are_out_of_step_are_refused():
 # --- what is proposed ------------------------------------------------------------------------------------------------
 
 
-class Kept(Keeping, ExitDrafter):
-    """Keeps what it proposes."""
-
-
 def test_proposals_and_states_are_the_definitions():
     """Computed anew from the library's own states of the whole text: the distribution of every token, and the state
     that it came from. Rounds of every kind came before."""
     model, adapter, texts = trained_exit()
-    drafter, sampling, kinds = Kept(adapter), Sampling(1.3), set()
+    drafter, sampling, kinds = keeping(ExitDrafter)(adapter), Sampling(1.3), set()
     for text in texts[:2]:
         how = (4, N_NEW, sampling, 2)
         rounds = speculative_rounds(reading(model, adapter), drafter, text[None, :9], *how)

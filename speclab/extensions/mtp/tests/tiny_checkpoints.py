@@ -12,28 +12,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    DeepseekV3Config,
-    Glm4MoeConfig,
-    Qwen2Config,
-    Qwen3NextConfig,
-)
+from transformers import AutoModelForCausalLM, DeepseekV3Config, Glm4MoeConfig, Qwen2Config, Qwen3NextConfig
 
 VOCAB, HIDDEN, N_LAYERS = 48, 32, 2
-BASE: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": HIDDEN,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-    "initializer_range": 0.3,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
+BASE: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": 48, "num_attention_heads": 4}
+BASE |= {"num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_embeddings": False}
+BASE |= {"initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 EXPERTS = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
 ROUTED = {**EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1}
 LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
@@ -43,7 +27,8 @@ KINDS = ["linear_attention", "full_attention", "full_attention"]
 LAST = f"model.layers.{N_LAYERS}."
 APPENDED = tuple(LAST + name for name in ("eh_proj", "enorm", "hnorm", "shared_head.norm"))
 OF_QWEN = tuple(f"mtp.{name}" for name in ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"))
-PARTS_OF_MIMO = "input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"
+OF_MIMO = "input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"
+PARTS_OF_MIMO = tuple(f"model.mtp_layers.0.{name}" for name in OF_MIMO)
 
 
 @dataclass(frozen=True)
@@ -70,13 +55,7 @@ SHAPES = {
     "glm": Shape(Glm4MoeConfig, {**ROUTED, "topk_group": 1, "head_dim": 8}),
     "deepseek": Shape(DeepseekV3Config, {**ROUTED, **LATENT, "topk_group": 1, "num_key_value_heads": 4}),
     "qwen3-next": Shape(Qwen3NextConfig, {**EXPERTS, **LINEAR, **OF_NEXT}, OF_QWEN, "mtp.layers.0."),
-    "mimo": Shape(
-        Qwen2Config,
-        {},
-        tuple(f"model.mtp_layers.0.{name}" for name in PARTS_OF_MIMO),
-        "model.mtp_layers.0.",
-        state_first=True,
-    ),
+    "mimo": Shape(Qwen2Config, {}, PARTS_OF_MIMO, "model.mtp_layers.0.", state_first=True),
 }
 
 

@@ -1,6 +1,5 @@
 """A plan and its check on a tiny pair: what is looked at, what comes out, and whether it is true."""
 
-from dataclasses import replace
 from operator import attrgetter
 
 import pytest
@@ -125,24 +124,13 @@ def test_where_prices_hold_the_plan_comes_true(run, tmp_path, monkeypatch):
 
 # --- in words ---------------------------------------------------------------------------------------------------------
 
-PAYS = DraftFacts(
-    method="model",
-    draft="models/lab-pair/draft",
-    temperature=0.0,
-    best_draft_length=5,
-    speedup=1.8449,
-    step_seconds=0.00912,
-    n_tokens=1000,
-    costs={},
-)
-
 
 @pytest.mark.parametrize(
-    ("k", "speedup", "said"),
-    [(5, 1.8449, "take k = 5, expected 1.84x;"), (3, 1.0, "leave"), (0, 1.01, "leave")],
+    ("k", "speedup", "said"), [(5, 1.8449, "take k = 5, expected 1.84x;"), (3, 1.0, "leave"), (0, 1.01, "leave")]
 )
 def test_only_a_length_that_is_faster_is_recommended(k, speedup, said):
-    line = plans.verdict(replace(PAYS, best_draft_length=k, speedup=speedup))
+    best = {"best_draft_length": k, "speedup": speedup, "step_seconds": 0.00912, "n_tokens": 1000, "costs": {}}
+    line = plans.verdict(DraftFacts(method="model", draft="models/lab-pair/draft", temperature=0.0, **best))
     assert line.startswith(f"model, T = 0 (greedy): {said}")
     assert "decode step 9.12 ms" in line
 

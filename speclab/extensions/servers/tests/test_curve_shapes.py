@@ -17,23 +17,12 @@ from tests.decoding import plain_text
 
 CURVES = json.loads((ROOT / "results" / "cpu-curves.json").read_text())["curves"]
 RECORD = {one["name"]: counters.total(EngineCounts(**half) for half in one["halves"]) for one in CURVES}
-NAMED = {
-    "one off": diagnose.ZERO,
-    "not loaded": diagnose.ZERO,
-    "cached: second": diagnose.ZERO,
-    "stale token": diagnose.CLIFF,
-    "row off, feature": diagnose.CLIFF,
-    "row off, model": diagnose.CLIFF,
-    "independent": diagnose.FALLING,
-    "other layers": diagnose.RISING,
-    "k = 16": diagnose.LATE,
-    "target": diagnose.ALL,
-    "unverified": diagnose.ALL,
-    "loop": diagnose.ALL,
-    "noise 0.4": diagnose.LOW,
-    "T = 1, certain": diagnose.LOW,
-    "buffer: behind": diagnose.RISING,
-}
+NAMED = dict.fromkeys(("one off", "not loaded", "cached: second"), diagnose.ZERO)
+NAMED |= dict.fromkeys(("stale token", "row off, feature", "row off, model"), diagnose.CLIFF)
+NAMED |= dict.fromkeys(("target", "unverified", "loop"), diagnose.ALL)
+NAMED |= dict.fromkeys(("other layers", "buffer: behind"), diagnose.RISING)
+NAMED |= dict.fromkeys(("noise 0.4", "T = 1, certain"), diagnose.LOW)
+NAMED |= {"independent": diagnose.FALLING, "k = 16": diagnose.LATE}
 
 
 def curve(n, kept, drafted=None):

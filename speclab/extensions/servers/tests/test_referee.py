@@ -114,12 +114,7 @@ def test_a_lookup_whose_last_round_drafted_nothing_has_no_slack():
 
 def test_the_rounds_that_draft_are_counted():
     """The prompt's own pass and a round that drafts nothing are no drafts."""
-    rounds = [
-        Round([7], prefill=True),
-        Round([1, 2, 3], n_drafted=4, n_accepted=2),
-        Round([4]),
-        Round([5, 6], n_drafted=3, n_accepted=1),
-    ]
+    rounds = [Round([7], prefill=True), Round([1, 2, 3], 4, 2), Round([4]), Round([5, 6], 3, 1)]
     found = referee.own_rounds(rounds, 6)
     assert found == ([7, 1, 2, 3, 4, 5], [(4, 2), (0, 0), (3, 1)])
     assert of_rounds(found.rounds, 4) == counts(2, 7, 2, 1, 0, 0)

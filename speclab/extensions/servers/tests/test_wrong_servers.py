@@ -24,14 +24,8 @@ def judged_again(one: SimpleNamespace) -> Diagnosis:
     counts = EngineCounts(n_drafts=one.n_drafts, n_drafted=one.n_drafted, n_accepted=one.n_accepted, accepted_at=at)
     others, tau = re.search(r"(\d+) other requests", text), one.tokens_per_round
     n_rounds = max(one.n_drafts, one.n_accepted / (tau - 1)) if tau > 1.05 else one.n_drafts
-    found = Measured(
-        counts=counts,
-        n_rounds=n_rounds,
-        n_tokens=n_rounds * tau,
-        plain_seconds=1.0,
-        seconds=1 / one.speedup,
-        n_running=int(others[1]) if others else 0,
-    )
+    speed = {"plain_seconds": 1.0, "seconds": 1 / one.speedup, "n_running": int(others[1]) if others else 0}
+    found = Measured(counts=counts, n_rounds=n_rounds, n_tokens=n_rounds * tau, **speed)
     # Of two faulty shapes the records have names that are not those of today.
     return diagnose.diagnose(found, next((SHAPES.get(name, diagnose.ENDS) for name in one.shapes), None))
 
@@ -42,6 +36,5 @@ def test_every_recorded_server_gets_the_answer_that_stands_beside_it(record):
     for one in (SimpleNamespace(**each) for each in json.loads(record.read_text())["wrong"]):
         if one.tokens_per_round:
             said = judged_again(one).answer
-            assert said == ANSWERS_OF_TODAY.get(
-                one.name, one.answer.removeprefix("the text is wrong, and of its speed: ")
-            )
+            recorded = one.answer.removeprefix("the text is wrong, and of its speed: ")
+            assert said == ANSWERS_OF_TODAY.get(one.name, recorded)

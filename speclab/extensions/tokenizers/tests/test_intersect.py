@@ -14,16 +14,7 @@ from speclab.extensions.tokenizers.intersect import IntersectDrafter
 from speclab.extensions.tokenizers.shared_tokens import SharedTokens
 from speclab.extensions.tokenizers.tests.vocabularies import Pairs
 from tests.decoding import ScriptedTarget, speculative_rounds
-from tests.test_exact import (
-    Job,
-    Prefix,
-    Row,
-    Tables,
-    assert_lossless,
-    inside,
-    paths_of,
-    random_row,
-)
+from tests.test_exact import Job, Prefix, Row, Tables, assert_lossless, inside, paths_of, random_row
 
 # --- exact ------------------------------------------------------------------------------------------------------------
 

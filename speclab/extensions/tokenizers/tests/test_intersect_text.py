@@ -28,7 +28,7 @@ from speclab.models.family import Room
 from speclab.models.setup import Setup, load_setup
 from speclab.system.errors import UsageProblem
 from tests.decoding import plain_text, speculative_rounds
-from tests.heads import Keeping
+from tests.heads import keeping
 from tests.llamas import tiny_llama
 from tests.renumbered import save_renumbered
 from tests.small_tokenizers import LINES, byte_level, sentence_piece, words
@@ -36,16 +36,13 @@ from tests.small_tokenizers import LINES, byte_level, sentence_piece, words
 WARM = Sampling(0.8)
 
 
-class Kept(Keeping, IntersectDrafter):
-    """Keeps what it proposes."""
-
-
 @pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
 def test_text_cache_and_laws(sampling):
     """Among the target's tokens are some that the draft lacks, and reads as two of its own. What is drafted is drawn
     from the law of one uncached pass."""
     target = tiny_llama(0, vocab_size=12)
-    drafter, n = Kept(CachedModel(cousin(target, OVERLAP, 10)), OVERLAP, Pairs(OVERLAP, 10)), [0, 0, 0, 0]
+    draft, n = CachedModel(cousin(target, OVERLAP, 10)), [0, 0, 0, 0]
+    drafter = keeping(IntersectDrafter)(draft, OVERLAP, Pairs(OVERLAP, 10))
     others = [i for i in range(12) if i not in OVERLAP.target_ids]
     for seed in range(3):
         prompt = torch.randint(0, 12, (1, 3 + seed), generator=torch.Generator().manual_seed(seed))

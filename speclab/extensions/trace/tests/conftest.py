@@ -11,8 +11,7 @@ def tokenizer(pair_folder):
 
 
 @pytest.fixture
-def models(pair_folder, monkeypatch) -> list[str]:
+def models(pair_folder) -> list[str]:
     """The flags of a short decoding with the tiny pair."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     pair = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "draft")]
     return [*pair, "--threads", "1", "--engine", "eager", "--max-new-tokens", "24"]

@@ -9,18 +9,9 @@ from speclab.extensions.trace.trace import Position
 
 
 def settings(temperature: float = 0.8, draft_length: int = 4) -> dict:
-    return {
-        "target": "a-target",
-        "draft": "a-draft",
-        "draft_length": draft_length,
-        "temperature": temperature,
-        "top_k": 0,
-        "top_p": 1.0,
-        "seed": 0,
-        "device": "cpu",
-        "dtype": "float32",
-        "engine": "eager",
-    }
+    said = {"target": "a-target", "draft": "a-draft", "device": "cpu", "dtype": "float32", "engine": "eager"}
+    said |= {"draft_length": draft_length, "temperature": temperature, "top_k": 0, "top_p": 1.0, "seed": 0}
+    return said
 
 
 def rounds(vocab: list[int], n_tokens: int, draft_length: int = 4, seed: int = 0, keep: float = 0.6) -> list[Round]:

@@ -280,18 +280,9 @@ LEAF: Shape = ()
 FLAT = [(LEAF,) * m for m in (1, 2, 3)]  # one node with children
 UP_TO_THREE = [(LEAF,) * m for m in range(4)]
 THREE_BY_THREE = [children for m in range(1, 4) for children in itertools.product(UP_TO_THREE, repeat=m)]
-LARGER = [  # four to six nodes, up to four deep
-    (FLAT[0], FLAT[0]),
-    (FLAT[1], FLAT[0]),
-    (FLAT[0], FLAT[1]),
-    (FLAT[1], FLAT[1]),
-    (FLAT[2], FLAT[0]),
-    (LEAF, FLAT[1], FLAT[0]),
-    ((FLAT[1],), LEAF),
-    ((FLAT[0], LEAF), FLAT[0]),
-    ((((LEAF,),),), FLAT[0]),
-    ((FLAT[1], LEAF), LEAF),
-]
+_1, _2, _3 = FLAT
+LARGER = [(_1, _1), (_2, _1), (_1, _2), (_2, _2), (_3, _1)]  # four to six nodes, up to four deep
+LARGER += [(LEAF, _2, _1), ((_2,), LEAF), ((_1, LEAF), _1), ((((LEAF,),),), _1), ((_2, LEAF), LEAF)]
 WAYS = [independent, of_several_drafts, different]
 FAMILIES = ["dense", "zeros", "draft blind", "target forbids", "identical", "disjoint"]
 

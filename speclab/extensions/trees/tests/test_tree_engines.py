@@ -10,7 +10,6 @@ from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.extensions.trees.best import BestTreeDrafter
 from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.extensions.trees.merged import MergedDrafter
-from speclab.extensions.trees.register import check_tree
 from speclab.lab.bench import Bench
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
@@ -26,11 +25,6 @@ from tests.tiny_models import VOCAB, perturbed, tiny
 @pytest.mark.parametrize(("kind", "engine"), GRID)
 def test_texts_up_to_the_limit_of_positions_are_those_of_uncached_passes(kind, engine):
     check_texts_up_to_the_limit(kind, engine, lambda draft: TreeDrafter(ModelDrafter(draft), (2, 1, 1)))
-
-
-def test_a_model_with_more_rows_than_its_tokenizer_has_ids_passes_the_check_of_trees():
-    """It compares passes that are cut at the tokenizer's ids with uncached ones of the whole output layer."""
-    check_tree(CachedModel(tiny("llama"), VOCAB - 8))
 
 
 def test_no_graph_is_recorded_in_a_timed_turn_with_trees(monkeypatch):

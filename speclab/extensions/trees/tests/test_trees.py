@@ -263,7 +263,9 @@ def test_hidden_states_follow_the_branch(engine, monkeypatch):
 
 @pytest.mark.parametrize("family", TRIED)
 def test_families_that_take_trees(family):
-    check_tree(CachedModel(tiny(family)))
+    """Also where the model has more rows than its tokenizer has ids, at which passes are cut."""
+    for n_ids in (VOCAB, VOCAB - 8):
+        check_tree(CachedModel(tiny(family), n_ids))
     if family != "opt":  # which the engine c does not know
         model = tiny(family, dtype=torch.float32)
         check_tree(CachedModel(model, fast=on_engine("c", model)))

@@ -11,13 +11,8 @@ import pytest
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
-FLAGS = [
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-    "--disable-gpu",
-]
+FLAGS = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-gpu"]
+FLAGS += ["--no-first-run"]
 
 
 @pytest.fixture(scope="session")
