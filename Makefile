@@ -19,6 +19,7 @@ WORKERS = $$($(PYTHON) -c 'import xdist' 2> /dev/null && printf -- '-n auto --di
 test: $(READY)
 	$(PYTHON) -m pytest $(WORKERS) $(ARGS)
 
+# Both tiers; .ci/run runs the second one by itself, with ARGS="-m full" after `make test`.
 test-full: $(READY)
 	$(PYTHON) -m pytest $(WORKERS) -m "" $(ARGS)
 

@@ -24,7 +24,7 @@ from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.models.cached import CachedModel
 from tests.decoding import reference_probs, speculative_rounds
-from tests.grids import pairs_often
+from tests.grids import and_in_full
 from tests.heads import tiny_head
 from tests.rules import RULES
 from tests.tiny_models import PlainTransformer, on_engine, perturbed, tiny
@@ -51,10 +51,9 @@ class Law:
 
 OFTEN = [Law(1.2, 3), Law(1.0, 3, draft="ngram")]
 ON_C = [f"{family} on c" for family in ("llama", "gpt2", "mistral_window")]
-LAWS = [Law(1.0, 3, draft="suffix"), *(Law(1.0, 2, draft=one) for one in ("hybrid", "feature", *ON_C))]
-LAWS += [
-    Law(1.0, k, *filters, draft) for draft in ("model", "ngram", "bad") for k, *filters in ((2, 3, 1.0), (3, 4, 0.9))
-]
+LAWS = [Law(1.0, 3, draft="suffix"), *(Law(1.0, 2, draft=one) for one in ("hybrid", "feature on c", *ON_C))]
+LAWS += [Law(1.0, 3, 4, 0.9, draft) for draft in ("model", "ngram", "bad")]
+N_DRAWS = 1500
 # Each law is tested twice. All of them together raise a false alarm with probability below 1e-6 (Bonferroni).
 ALARM = 1e-6 / (2 * (len(OFTEN) + len(LAWS) + 40))
 
@@ -125,20 +124,20 @@ def models_of(family: str) -> tuple[torch.nn.Module, torch.nn.Module]:
 def sampled_pair(kind: str) -> tuple[CachedModel, Drafter]:
     """A target and a drafter, of models of their own or of a family in this kind: "gpt2 on c"."""
     family, _, engine = kind.partition(" on ")
-    target, draft = (CachedModel(model) for model in models_of("plain"))
-    if engine:
-        target, draft = (CachedModel(model, fast=on_engine(engine, model)) for model in models_of(family))
-    if kind == "feature":
-        target = CachedModel(tiny("llama", vocab_size=IDS))
-        target.hidden_layers = (0, 1)
+    models = models_of(("llama" if family == "feature" else family) if engine else "plain")
+    target, draft = (CachedModel(model, fast=on_engine(engine, model)) for model in models)
+    target.hidden_layers = (0, 1) if family == "feature" else ()
     drafters = {
         "bad": lambda: ModelDrafter(CachedModel(PlainTransformer(IDS, seed=2))),
         "ngram": lambda: NgramDrafter(2, 1),
         "suffix": lambda: SuffixDrafter(least=0.05),
         "hybrid": lambda: HybridDrafter(NgramDrafter(2, 1), ModelDrafter(draft)),
-        "feature": lambda: FeatureDrafter(tiny_head(vocab=IDS)),
+        "feature on c": lambda: FeatureDrafter(tiny_head(vocab=IDS).float()),
     }
-    return target, drafters.get(kind, lambda: ModelDrafter(draft))()
+    drafter = drafters.get(kind, lambda: ModelDrafter(draft))()
+    if family == "feature":
+        drafter.use_c()
+    return target, drafter
 
 
 def check_law(law: Law, target: torch.nn.Module | CachedModel, drafter, n_draws: int, rule: str = "token") -> None:
@@ -153,19 +152,16 @@ def check_law(law: Law, target: torch.nn.Module | CachedModel, drafter, n_draws:
     assert min(values) > ALARM, f"{law}: the joint law of tokens 1-3 or 2-4 is not the target's: p = {values}"
 
 
-@pytest.mark.parametrize(
-    ("law", "n_draws"),
-    [(law, 1500) for law in OFTEN] + [pytest.param(law, 3000, marks=pytest.mark.full) for law in LAWS],
-    ids=str,
-)
-def test_joint_law(law, n_draws):
+@pytest.mark.parametrize("law", and_in_full(OFTEN, LAWS), ids=str)
+def test_joint_law(law):
     """Any bias of drafting, acceptance, correction, bonus or rollback shows in the joint law of three tokens."""
-    check_law(law, *sampled_pair(law.draft), n_draws)
+    check_law(law, *sampled_pair(law.draft), N_DRAWS)
 
 
-@pytest.mark.parametrize(
-    ("kind", "rule"), pairs_often(["model", "ngram"], RULES, lambda *one: one == ("model", "token"))
-)
+OTHERS = [("ngram", "token"), *(("model", rule) for rule in RULES if rule != "token")]
+
+
+@pytest.mark.parametrize(("kind", "rule"), and_in_full([("model", "token")], OTHERS))
 def test_joint_law_of_lengths_that_choose_themselves(kind, rule):
     """How far a draft goes depends on the tokens that it drew, and on everything before."""
     target, drafter = sampled_pair(kind)

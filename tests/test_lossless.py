@@ -1,6 +1,6 @@
 """The output is the target's own: token for token when greedy, in distribution when sampling.
 
-Everything goes through the real cached loop. `make test` runs a covering subset, `make test-full` the whole grid.
+Everything goes through the real cached loop. `make test` runs a covering subset, `make test-full` more.
 """
 
 import functools
@@ -29,7 +29,7 @@ from speclab.models.checking.rounding import Reference
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence
 from tests.decoding import ScriptedTarget, plain_text, speculative_rounds
-from tests.grids import often
+from tests.grids import and_in_full
 from tests.tiny_models import CONTEXT, DTYPE_ON, FAMILIES, VOCAB, on_engine, perturbed, tiny
 
 LONGEST = 20  # new tokens
@@ -152,11 +152,12 @@ def test_greedy_is_token_identical_in_every_family(family, engine):
     assert any(r.n_accepted == r.n_drafted > 0 for r in good), "no bonus token: catch-up not tested"
 
 
-def usual(family: str, engine: str, kind: str) -> bool:
-    return family == "llama" and kind in ("good", "ngram")
+USUAL = itertools.product(["llama"], DTYPE_ON, ["good", "ngram"])
+FURTHER = [*itertools.product([family for family in FAMILIES if family != "llama"], DTYPE_ON, ["good"])]
+FURTHER += itertools.product(["llama", "gemma3_window"], DTYPE_ON, ["bad", "identical"])
 
 
-@pytest.mark.parametrize(("family", "engine", "kind"), often(itertools.product(FAMILIES, DTYPE_ON, DRAFTS), usual))
+@pytest.mark.parametrize(("family", "engine", "kind"), and_in_full(USUAL, FURTHER))
 def test_greedy_at_every_draft_length(family, engine, kind):
     """k from 0 (plain decoding) to 8: every width of the verification pass, every depth of rollback."""
     for k in range(9):

@@ -1,11 +1,10 @@
 """The one command for a GPU: its stages, its clock and its files."""
 
 import signal
-import subprocess
-import sys
 
 import pytest
 
+import compare as compare_script
 from benchmarks import gpu, roofline
 from benchmarks.gpu import TESTS, Stage
 from benchmarks.peers import __main__ as peers
@@ -137,6 +136,7 @@ def test_the_headline_comes_first(tmp_path):
 KINDS = {"-roofline": roofline.RooflineRun, "-peers": peers_page.PeersRun, "": ComparisonRun}
 PARSERS = {"compare.py": lambda: compare.make_parser(""), "benchmarks.roofline": roofline.make_parser}
 PARSERS["benchmarks.peers"] = peers.make_parser
+MAINS = {"compare.py": compare_script.main, "benchmarks.roofline": roofline.main, "benchmarks.peers": peers.main}
 
 
 def test_every_stage_can_be_typed(tmp_path):
@@ -149,15 +149,16 @@ def test_every_stage_can_be_typed(tmp_path):
 
 
 @pytest.mark.full
-def test_the_command_itself_on_the_labs_pair(tmp_path):
-    """All stages in processes of their own, as a user starts them."""
+def test_every_stage_on_the_labs_pair(tmp_path):
+    """Its command leaves its record; the tests are collected, in a process of their own."""
     words = ["--device", "cpu", "--dtype", "float32", "--engine", "eager", "--sizes", "lab", "--limit", "1"]
-    line = [sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path), *words, "--max-new-tokens", "6"]
-    done = subprocess.run([*line, "--minutes", "30"], capture_output=True, text=True)
-    assert done.returncode == 0, (tmp_path / "log.txt").read_text()
-    table = (tmp_path / "summary.md").read_text().partition("|---|---|\n")[2].partition("\n\n")[0].splitlines()
-    assert len(table) == 5
-    assert all("| done" in line for line in table)
+    for stage in planned(tmp_path, *words, "--max-new-tokens", "6"):
+        name, *words = stage.command[stage.command[0] == "-m" :]
+        if stage.name == TESTS:
+            what = gpu.run(stage._replace(command=(*stage.command, "--collect-only")), 120, tmp_path / "log.txt")
+            assert what.startswith("done"), what
+        else:
+            assert MAINS[name](words) == 0, stage.name
     found = {path.stem: path for path in tmp_path.glob("results/*.json")}
     assert found.keys() == {"gpu-lab", "gpu-lab-roofline", "gpu-lab-peers", "gpu-float32"}
     for name, path in found.items():

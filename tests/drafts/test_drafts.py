@@ -10,7 +10,7 @@ from speclab.core.sampling import Sampling
 from speclab.models.cached import CachedModel
 from speclab.models.family import distributions
 from tests.decoding import plain_text, speculative_rounds
-from tests.tiny_models import VOCAB, perturbed, tiny
+from tests.tiny_models import VOCAB, tiny
 
 PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
 NO_CHANCES = torch.empty((1, 0))

@@ -63,7 +63,7 @@ def model_with(kind: str):
 def compiled(name: str):
     if INSTRUCTIONS[name] and platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip("these flags are for another processor")
-    return library(ALL_KINDS, ("-O1", *INSTRUCTIONS[name]))  # to optimise all kinds takes half a minute
+    return library(ALL_KINDS, ("-Og", *INSTRUCTIONS[name]))  # to optimise all kinds takes half a minute
 
 
 @pytest.mark.parametrize("kind", KINDS)

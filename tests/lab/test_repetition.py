@@ -14,7 +14,7 @@ from tests.lab.test_harness import finish, make_bench, make_prompt
 from tests.tiny_models import VOCAB, perturbed, tiny
 
 MODEL, NGRAM = Arm("model", "model", 2), Arm("ngram", "ngram", 4)
-ARMS = [BASELINE, MODEL, Arm("model", "model", 5), NGRAM, GENERATE]
+ARMS = [BASELINE, MODEL, NGRAM, GENERATE]
 BUDGET = 80
 
 
@@ -45,9 +45,7 @@ def pair():
     return target, perturbed(target, 0.1)
 
 
-PROMPTS = [
-    make_prompt(seed, kind, vocab=VOCAB) for seed, kind in ((0, "code"), (1, "code"), (5, "prose"), (7, "prose"))
-]
+PROMPTS = [make_prompt(seed, kind, vocab=VOCAB) for seed, kind in ((0, "code"), (1, "code"), (5, "prose"))]
 
 
 def test_every_arm_is_cut_where_the_baselines_greedy_text_begins_to_repeat(pair):
@@ -55,7 +53,7 @@ def test_every_arm_is_cut_where_the_baselines_greedy_text_begins_to_repeat(pair)
     whole = [finish(bench.decoding(BASELINE, GREEDY, prompt)) for prompt in PROMPTS]
     budgets = [max(2, n_before_repetition(decoding.tokens)) for decoding in whole]
     assert budgets[0] == BUDGET == len(whole[0].tokens)
-    assert [n < BUDGET for n in budgets] == [False, True, True, True]
+    assert [n < BUDGET for n in budgets] == [False, True, True]
     found = measure(bench, ARMS, [0.0, 0.8], PROMPTS, 2, {"model": [0, 1, 2]})
     greedy = [line for line in found.lines if line.temperature == 0]
     assert {line.arm for line in greedy} >= set(ARMS)
@@ -75,9 +73,21 @@ def test_the_screen_says_what_was_cut(run):
     """The lab's pair on three prompts, of which two lead it into a loop."""
     by_kind = {kind: [text for its_kind, text in prompts.standard() if its_kind == kind] for kind in prompts.KINDS}
     texts = [("code", by_kind["code"][4]), ("prose", by_kind["prose"][0]), ("copy", by_kind["copy"][3])]
-    words = ("--target", LAB_TARGET, "--draft", "ngram", "-k", "2", "--max-new-tokens", "44", "--alone")
+    words = (
+        "--target",
+        LAB_TARGET,
+        "--draft",
+        "ngram",
+        "-k",
+        "2",
+        "--max-new-tokens",
+        "44",
+        "--alone",
+        "--engine",
+        "c",
+    )
     ran = run(*words, texts=texts)
     assert (ran.code, ran.record.prompts["n_cut"]) == (0, 2)
     n_tokens = {row.temperature: row.n_emitted for row in ran.record.rows if row.draft and row.prompt_kind == "all"}
     assert n_tokens[0.8] == 3 * 43 > n_tokens[0.0]
-    assert "lab pair, eager: 2 of 3 greedy texts" in " ".join(ran.out.split())
+    assert "lab pair: 2 of 3 greedy texts" in " ".join(ran.out.split())

@@ -192,14 +192,12 @@ def measured_on_graphs(bench: Bench, arms: list[Arm], prompts: list[Prompt], ins
     return found, graphs.captures.n - counts[1]
 
 
-@pytest.mark.parametrize("spare", [16, pytest.param(64, marks=pytest.mark.full)])
-def test_no_graph_is_recorded_in_a_timed_turn(monkeypatch, spare):
+def test_no_graph_is_recorded_in_a_timed_turn():
     """Whatever the prompt's length, with every draft length that instruments try; and in a second measurement of the
     same models with other lengths."""
-    monkeypatch.setattr(cuda_graphs, "SPARE", spare)
     setup, draft = setup_of(graphed()), graphed(noise=0.1)
-    assert measured((9, 20, 40), setup, draft) == 0
-    assert measured((40, 9), setup, draft, (2, 7)) == 0
+    assert measured((9, 40), setup, draft) == 0
+    assert measured((40, 20), setup, draft, (2, 7)) == 0
 
 
 def test_without_a_word_beforehand_graphs_are_recorded_in_turns(monkeypatch):

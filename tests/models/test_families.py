@@ -18,6 +18,7 @@ from speclab.models.family import family_of
 from speclab.system.errors import EnvironmentProblem
 from speclab.theory.losslessness import judge_divergence
 from tests.decoding import plain_text, speculative_rounds
+from tests.grids import and_in_full
 from tests.tiny_families import VOCAB, tiny
 from tests.tiny_models import perturbed
 
@@ -40,7 +41,7 @@ REFUSED = {
     "openai-gpt": "ignores its cache",  # has none
     "bert": "attends to later tokens",  # an encoder
 }
-OFTEN = {"gpt2", "bloom", "llama4_text"}  # of each kind of cache the family that is examined fastest
+OFTEN = ("gpt2", "bloom", "llama4_text")  # of each kind of cache the family that is examined fastest
 
 
 def loaded(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
@@ -90,9 +91,7 @@ def check_decodes(model: PreTrainedModel, why_eager: str) -> None:
     pytest.fail(f"accepted and rejected: {tested}")
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(one, marks=[] if one in OFTEN else pytest.mark.full) for one in DECODED]
-)
+@pytest.mark.parametrize("family", and_in_full(OFTEN, [one for one in DECODED if one not in OFTEN]))
 def test_a_family_writes_the_librarys_text(family, tmp_path):
     check_decodes(loaded(tiny(family), tmp_path), DECODED[family])
 

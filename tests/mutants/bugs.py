@@ -72,7 +72,7 @@ class Edits:
         written.write_text(text, "utf-8")
         written.replace(place)
         path = f'pathlib.Path(__file__).with_name("{c_file.name}")'
-        return [(path, f"pathlib.Path({str(place)!r})"), ('"-O3"', '"-O1"')]
+        return [(path, f"pathlib.Path({str(place)!r})"), ('"-O3"', '"-Og"')]
 
 
 class _Loader(SourceFileLoader):

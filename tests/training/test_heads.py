@@ -15,7 +15,7 @@ from tests import contract
 from tests.heads import trained
 from tests.small_tokenizers import byte_level
 from tests.tiny_models import VOCAB, tiny
-from training import corpus, heads
+from training import corpus, heads, recipes
 from training import texts as training_texts
 from training.corpus import Document
 from training.recipes import MOST_WEIGHTS, distance, sizes_of
@@ -33,6 +33,7 @@ def target(monkeypatch):
     monkeypatch.setattr(loading, "load_tokenizer", lambda name: tokenizer)
     monkeypatch.setattr(loading, "load_model", lambda *_: model)
     monkeypatch.setattr(heads, "DRAFT_IDS", N_IDS)
+    monkeypatch.setattr(recipes, "MOST_WEIGHTS", 60_000)
     monkeypatch.setattr(training_texts, "ANSWER", 60)
     ids = torch.arange(40)[None]
     monkeypatch.setattr(heads, "greedy_texts", lambda *given: {"code": [heads.known(model, ids, 9, given[-1])]})

@@ -79,10 +79,12 @@ def laid(prompt: str, traces: dict[str, Trace], about: str, kind: str = "this te
 
 
 def sampled(trace: Trace) -> dict[str, Any]:
-    """Return a decoding above temperature 0, with what the rule knew of each tested token."""
-    rounds = [
-        round_data(event, numbers=True) | {"texts": [token.text for token in event.tokens]} for event in trace.events
-    ]
+    """Return a decoding above temperature 0, with what the rule knew of each tested token, and without times."""
+    rounds = []
+    for event in trace.events:
+        data = round_data(event, numbers=True)
+        texts = [token.text for token in event.tokens]
+        rounds.append({"drafts": data["drafts"], "own": data["own"], "texts": texts})
     return {"about": settings_line(trace), "prompt": shown_prompt(trace.prompt), "rounds": rounds}
 
 

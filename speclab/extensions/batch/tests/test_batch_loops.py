@@ -23,7 +23,7 @@ from speclab.extensions.batch.tests.test_batched_model import RowCache, cached, 
 from speclab.extensions.batch.tests.trees import trees
 from speclab.models.cached import CachedModel
 from speclab.system.errors import UsageProblem
-from tests.grids import often, pairs_often
+from tests.grids import and_in_full
 from tests.heads import N_LEARNT, block_heads, prompts, trained
 from tests.models import test_rope as rope
 from tests.models.test_caches import worst_difference
@@ -96,24 +96,13 @@ def alone(target: CachedModel, drafter, asked: list[Request], k: int, **how) -> 
 # --- Each text is what it is alone ------------------------------------------------------------------------------------
 
 
-TRIED = [("ngram", "greedy"), ("feature", "sampled"), ("best tree", "sampled")]
+TRIED = [("model", how, "eager") for how in ("greedy", "sampled")]
+TRIED += [("ngram", "greedy", "eager"), ("feature", "sampled", "eager"), ("best tree", "sampled", "eager")]
+TRIED += [("model", "greedy", "c"), ("ngram", "greedy", "c"), ("best tree", "sampled", "c")]
+OTHERS = [*((kind, "sampled", "eager") for kind in ("hybrid", "block", "tree")), ("tree", "sampled", "c")]
 
 
-@pytest.mark.parametrize(
-    ("kind", "sampling", "engine"),
-    [
-        *often(
-            itertools.product(
-                ["model", "ngram", "hybrid", "feature", "block", "tree", "best tree"], ["greedy", "sampled"], ["eager"]
-            ),
-            lambda kind, sampling, engine: kind == "model" or (kind, sampling) in TRIED,
-        ),
-        *often(
-            itertools.product(["model", "ngram", "tree", "best tree"], ["greedy", "sampled"], ["c"]),
-            lambda kind, sampling, engine: (kind, sampling) in TRIED or (kind, sampling) == ("model", "greedy"),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("kind", "sampling", "engine"), and_in_full(TRIED, OTHERS))
 def test_rounds_of_each_text_are_those_that_it_has_alone(kind, sampling, engine):
     """Tokens, counts and ends; more texts than rows, other budgets, end tokens, other random numbers."""
     target, drafter = with_drafter(kind, engine)
@@ -150,13 +139,11 @@ def test_a_lookup_is_judged_beside_other_rows_as_it_is_alone():
         assert together.next_token.tolist() == [one.next_token.item() for one in alone]
 
 
+WINDOWED = [("eager", "gemma3_window"), ("graphs", "gemma3_window")]
+
+
 @pytest.mark.parametrize(
-    ("engine", "family"),
-    pairs_often(
-        ["eager", "c", "graphs"],
-        ["llama", "gemma3_window"],
-        lambda *one: one in (("graphs", "llama"), ("c", "gemma3_window")),
-    ),
+    ("engine", "family"), and_in_full([("graphs", "llama"), ("c", "gemma3_window")], [("c", "llama"), *WINDOWED])
 )
 def test_rounds_on_the_other_engines(engine, family, monkeypatch):
     """Texts of 35 tokens and more, windows of 8."""

@@ -16,9 +16,7 @@ from tests.heads import N_NEW, keeping
 from tests.tiny_models import FAMILIES, assert_close, on_engine
 
 WARM = Sampling(temperature=0.8)
-OFTEN = ["llama", "gpt2", "gemma3_window"]
-MORE = [name for name in FAMILIES if name not in (*OFTEN, "opt")]  # the engine c does not know OPT
-TRIED = [*OFTEN, *(pytest.param(name, marks=pytest.mark.full) for name in MORE)]
+TRIED = [name for name in FAMILIES if name != "opt"]  # the engine c does not know OPT
 
 
 def reading(model, adapter: ExitAdapter, cached=CachedModel) -> CachedModel:

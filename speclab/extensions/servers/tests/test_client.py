@@ -102,10 +102,11 @@ def test_rounds_that_a_server_tells_are_taken_in_their_own_form_alone(told, roun
         (200, b'data: {"choices": [{"text": "", "token_ids": [-1]}]}\n\n', "no ids"),
         (200, b'data: {"choices": [{"text": "", "token_ids": [true]}]}\n\n', "no ids"),
         (200, b'data: {"choices": [{"text": "", "token_ids": {"0": 1}}]}\n\n', "no ids"),
-        (400, (b" " * 2**19 + b"\n") * 160, "more than 64 MiB"),
+        (400, (b" " * 2**12 + b"\n") * 512, "more than 1 MiB"),
     ],
 )
-def test_what_is_no_answer_is_one_line(fake, status, data, words):
+def test_what_is_no_answer_is_one_line(fake, status, data, words, monkeypatch):
+    monkeypatch.setattr(client, "MOST_BYTES", 2**20)
     fake.answer = (status, data)
     with pytest.raises(EnvironmentProblem, match=words) as caught:
         Server(fake.url).answer(ORDER)

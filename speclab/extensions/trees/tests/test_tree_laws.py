@@ -3,8 +3,10 @@
 import functools
 
 import pytest
+import torch
 
 from draft_models import ModelDrafter, NgramDrafter
+from speclab.core.drafter import Drafter
 from speclab.core.rounds import Draft
 from speclab.drafts.feature import FeatureDrafter
 from speclab.extensions.trees.best import BestTreeDrafter
@@ -36,31 +38,35 @@ from tests.tiny_models import DTYPE_ON, on_engine, perturbed, tiny
 # --- many texts -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("rule", FOR_TREES)
-def test_joint_law_of_merged_drafts(rule):
-    """Chains of a lookup and of two models, whose equal beginnings are one branch."""
-    target = tiny("llama", vocab_size=IDS)
-    models = [ModelDrafter(CachedModel(perturbed(target, noise))) for noise in (0.2, 0.6)]
-    check_law(Law(1.0, 6), target, MergedDrafter([NgramDrafter(2, 1), *models]), 1200, rule)
+def on_c(model: torch.nn.Module) -> CachedModel:
+    return CachedModel(model, fast=on_engine("c", model))
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("sampled", [False, True])
-@pytest.mark.parametrize("rule", FOR_TREES)
-@pytest.mark.parametrize("kind", ["model", "feature", "block"])
-def test_joint_law_of_trees(kind, rule, sampled):
-    """Tokens that are drawn without replacement, and the most probable ones, tested in turn or followed."""
-    llama = tiny("llama", vocab_size=IDS, dtype=DTYPE_ON["c"])
-    target = CachedModel(llama, fast=on_engine("c", llama))
-    target.hidden_layers = (0, 1)
+def drafter_of(kind: str, llama: torch.nn.Module) -> Drafter:
+    if kind == "merged":  # chains of a lookup and of two models, whose equal beginnings are one branch
+        models = [ModelDrafter(on_c(perturbed(llama, noise))) for noise in (0.2, 0.6)]
+        return MergedDrafter([NgramDrafter(2, 1), *models])
+    name, _, sampled = kind.partition(", ")
     drafters = {
-        "model": lambda: ModelDrafter(CachedModel(perturbed(llama, 0.4))),
+        "model": lambda: ModelDrafter(on_c(perturbed(llama, 0.4))),
         "feature": lambda: FeatureDrafter(tiny_head(vocab=IDS).float()),
         "block": lambda: block_heads().BlockDrafter(block_heads().tiny_block_head(llama, markov_rank=4, std=0.7)),
     }
-    tree = TreeDrafter(drafters[kind](), (2, 2), sampled)
-    check_law(Law(1.0, tree.n_tokens), target, tree, 1200, rule)
+    return TreeDrafter(drafters[name](), (2, 2), bool(sampled))
+
+
+LAWS = [("model, sampled", "token"), ("model", "follow"), ("feature", "follow"), ("block, sampled", "token")]
+LAWS += [("merged", "token")]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("kind", "rule"), [law for law in LAWS if law[1] in FOR_TREES])
+def test_joint_law_of_trees(kind, rule):
+    """Tokens that are drawn without replacement, and the most probable ones, tested in turn or followed."""
+    llama = tiny("llama", vocab_size=IDS, dtype=DTYPE_ON["c"])
+    target, drafter = on_c(llama), drafter_of(kind, llama)
+    target.hidden_layers = (0, 1)
+    check_law(Law(1.0, 6), target, drafter, 1000, rule)
 
 
 # --- a round ----------------------------------------------------------------------------------------------------------

@@ -27,8 +27,6 @@ from tests.tiny_models import CLOSE, DTYPE_ON, FAMILIES, VOCAB, assert_close, on
 PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
 N_NEW = 40
 WARM = Sampling(temperature=0.8)
-OFTEN = ["llama", "gpt2", "gemma3_window"]
-TRIED = [*OFTEN, *(pytest.param(name, marks=pytest.mark.full) for name in FAMILIES if name not in OFTEN)]
 WINDOWED = ["mistral_window", "gemma3_window", "c gemma3_window"]
 
 
@@ -261,7 +259,7 @@ def test_hidden_states_follow_the_branch(engine, monkeypatch):
 # --- Models that cannot ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", TRIED)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_families_that_take_trees(family):
     """Also where the model has more rows than its tokenizer has ids, at which passes are cut."""
     for n_ids in (VOCAB, VOCAB - 8):
