@@ -3,7 +3,7 @@
 import functools
 import json
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 LINES = (
@@ -52,13 +52,18 @@ def sentence_piece(size: int = 120) -> PreTrainedTokenizerFast:
 
 
 @functools.cache
-def with_first_space(scheme: str) -> PreTrainedTokenizerFast:
-    """BPE, word by word, that puts a space before a text. scheme: "first", or "always" before every word."""
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
-    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
-    trainer = trainers.BpeTrainer(vocab_size=110, special_tokens=["<unk>"], max_token_length=5, show_progress=False)
-    tokenizer.train_from_iterator(LINES, trainer)
+def with_first_space(scheme: str, size: int = 110) -> PreTrainedTokenizerFast:
+    """BPE that puts a space before a text. scheme: "prepend", with merges over all of it, or "first", word by word."""
+    tokenizer, decoder = Tokenizer(models.BPE(unk_token="<unk>")), decoders.Metaspace(prepend_scheme="first")
+    if scheme == "prepend":
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    tokenizer.decoder = decoder
+    tokenizer.train_from_iterator(
+        LINES, trainers.BpeTrainer(vocab_size=size, special_tokens=["<unk>"], max_token_length=5, show_progress=False)
+    )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
 
 
