@@ -63,14 +63,15 @@ def simulate(
         drafted: Sequence[int] = most  # tokens of each row that are verified
         passes: Sequence[int] = most  # of the draft, for each row
         if rule == ORACLE:
-            budget.begin(right)
+            budget.begin(right, len(rows))
             budget.accepts = [[1.0] * max(k, 1)] * n_rows
             budget.rate = tokens / seconds if seconds else len(rows) / costs.of_length(len(rows), 0)[0]
             drafted = passes = budget.lengths()
         elif rule != FIXED:
             said = {row: traces[text].tops[at] for row, (text, at) in rows.items() if traces[text].tops}
-            drafted, passes = _on_budget(budget, most, said)
-            budget.observe({row: SimpleNamespace(n_accepted=min(right[row], drafted[row])) for row in rows})
+            drafted, passes = _on_budget(budget, most, len(rows), said)
+            found = {row: (min(right[row], drafted[row]), drafted[row]) for row in rows}
+            budget.observe({row: SimpleNamespace(n_accepted=n, n_drafted=of) for row, (n, of) in found.items()})
         drafting = sum(costs.drafting(len(rows), sum(of_row > i for of_row in passes)) for i in range(k))
         taken = costs.outside + drafting + costs.verify(len(rows), sum(drafted), max(drafted))
         clock += taken
@@ -91,10 +92,10 @@ def poisson(texts_per_second: float, n: int, seed: int) -> list[float]:
 
 
 def _on_budget(
-    budget: Budget, most: Sequence[int], said: dict[int, Sequence[float]]
+    budget: Budget, most: Sequence[int], n_texts: int, said: dict[int, Sequence[float]]
 ) -> tuple[Sequence[int], Sequence[int]]:
     """Ask the rule as a drafter does.  said: the draft's largest probabilities, by row."""
-    budget.begin(most)
+    budget.begin(most, n_texts)
     if not said:
         drafted = budget.lengths()
         return drafted, most if budget.rule == PUBLISHED else drafted

@@ -70,10 +70,10 @@ class Budget:
         self.costs, self.rule, self.longest, self.seen = costs, rule, longest, Acceptance()
         self._n_idle = 0  # steps without a draft
 
-    def begin(self, most: Sequence[int]) -> None:
-        """A step begins. most: tokens that each row may draft; 0 for a row without a text."""
+    def begin(self, most: Sequence[int], n_texts: int) -> None:
+        """A step over so many texts begins. most: tokens that each row may draft; 0 for a row without a text."""
         self.most, self.drawn = [min(n, self.longest) for n in most], [0] * len(most)
-        self.n_texts = max(1, sum(n > 0 for n in most))
+        self.n_texts = max(1, n_texts)
         chain = self.seen.chain(self.longest)
         self.accepts = [chain.copy() for _ in most]  # how likely each token of each row is accepted
         self._tops: list[list[float]] = [[] for _ in most]  # what the draft has said of them
@@ -174,7 +174,7 @@ class Budget:
         """Count what was tested: the accepted tokens of each row and the first rejected one."""
         for row, of_row in decided.items():
             n_accepted, tops = of_row.n_accepted, self._tops[row]
-            for depth in range(min(n_accepted + 1, self.drawn[row])):
+            for depth in range(min(n_accepted + 1, of_row.n_drafted)):  # a draft may be shorter than allowed
                 self.seen.depths[min(depth, LONGEST - 1)].add(depth < n_accepted)
                 if tops:
                     self.seen.given(tops[depth]).add(depth < n_accepted)

@@ -57,7 +57,8 @@ class RowByRow:
         nothing = as_draft([], self._target.device)
         if self.budget:
             pairs = zip(self.rows, k, strict=True)
-            self.budget.begin([len(row.lookup(n)) if isinstance(row, Lookup) else n for row, n in pairs])
+            found = [len(row.lookup(n)) if isinstance(row, Lookup) else n for row, n in pairs]
+            self.budget.begin(found, sum(n > 0 for n in k))
             k = self.budget.lengths()
         drafts = [
             drafter.propose(n, uniforms[row : row + 1]) if n else nothing
@@ -105,12 +106,12 @@ class BatchedModelDrafter:
 
     def propose(self, k: Sequence[int], uniforms: Tensor) -> Draft:
         room = [draft_room(self.draft.model, n) for n in self._n_committed]
-        k = [min(pair) for pair in zip(k, room, strict=True)]
+        n_texts, k = sum(n > 0 for n in k), [min(pair) for pair in zip(k, room, strict=True)]
         device, n = self.draft.device, max(k)
         for row in (row for row, left in enumerate(room) if left == 0):  # it drafts no more
             self._forget(row)
         if self.budget:
-            self.budget.begin(k)
+            self.budget.begin(k, n_texts)
         drawn: list[Drawn] = []
         for i in range(n):
             if self.budget and not self.budget.goes_on(i):

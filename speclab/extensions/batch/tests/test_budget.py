@@ -48,12 +48,12 @@ def test_no_other_lengths_of_the_rows_are_worth_more(accepts, steps, most):
     """Costs with steps, and all lengths of three rows: expected tokens less the rate times the seconds."""
     price = replace(costs(0, 0.03), target=[1.0] * 4 + (1 + np.cumsum(steps)).tolist())
     budget = Budget(price, longest=3)
-    budget.begin(most)
+    budget.begin(most, 3)
     budget.accepts = [accepts[:3], accepts[3:6], accepts[6:]]
 
     def worth(lengths) -> float:
         gained = sum(np.cumprod(budget.accepts[row][:n]).sum() for row, n in enumerate(lengths))
-        seconds = price.verify(budget.n_texts, sum(lengths), 0) + 0.03 * sum(lengths)
+        seconds = price.verify(3, sum(lengths), 0) + 0.03 * sum(lengths)
         return gained - budget.rate * seconds
 
     best = max(map(worth, itertools.product(*(range(n + 1) for n in most))))
@@ -71,12 +71,12 @@ def test_what_never_pays_is_tried_now_and_then():
     """One token of one row; what it teaches counts."""
     budget, tried = Budget(costs(2.0, 2.0)), []
     for step in range(2 * PAUSE):
-        budget.begin([3, 3])
+        budget.begin([3, 3], 2)
         if budget.goes_on(0):
             tried.append(step)
             assert budget.admits([0.97, 0.5]) == [True, False]
             assert not budget.goes_on(1)
-            budget.observe({0: SimpleNamespace(n_accepted=1)})
+            budget.observe({0: SimpleNamespace(n_accepted=1, n_drafted=1)})
         assert sum(budget.verified()) == (step in tried)
     assert tried == [PAUSE - 1, 2 * PAUSE - 1]
     assert budget.seen.given(0.97).tested == WEIGHT + 2 == budget.seen.depths[0].tested
@@ -94,7 +94,7 @@ def test_one_row_goes_as_far_as_auto_does():
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("kind", ["model", "ngram", "feature"])
+@pytest.mark.parametrize("kind", ["model", "ngram", "feature", "hybrid"])
 def test_texts_are_the_baselines(kind, rule):
     target, one = with_drafter(kind)
     drafter = of_batch(one, 3)
