@@ -7,6 +7,8 @@ last division.
 from fractions import Fraction
 from types import SimpleNamespace
 
+import pytest
+
 from speclab.cli import decoding as decoding_cli
 from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import Sampling
@@ -103,7 +105,9 @@ def test_a_script_prints_its_exact_rate(monkeypatch):
         for _ in decoded._timed(text_of(clock, *seconds)):
             clock.now += 50  # it is shown
     assert (decoded.counts.n_rounds, decoded.counts.n_emitted, decoded.counts.n_accepted) == (5, 13, 10)
-    assert (decoded.n_tokens, decoded.seconds, decoded.counts.n_after_eos) == (15, 2.5, 2)
+    assert (decoded.n_tokens, decoded.seconds, decoded.counts.n_after_eos, decoded.counts.n_replays) == (15, 2.5, 2, 0)
+    with pytest.raises(RuntimeError, match="more than it was asked for"):
+        Round.committing([1, 2], 31, ENDING)
     assert decoded.speed() == (
         "\n15 tokens, 13 of them decoded after the prompts' own passes in 2.50 s: 5.2 tok/s; 2 more after an end token "
         "were dropped"
