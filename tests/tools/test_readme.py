@@ -56,7 +56,8 @@ def read(path: Path) -> tuple[Head, Callable[[Any, str], str]]:
     if last in BENCHMARKS:
         record, blocks = BENCHMARKS[last]
         return files.read(path, record), lambda run, name: tables.show(blocks(run), markdown=True)
-    return files.read(path, ComparisonRun), report.page
+    of_batches = last == "batch" and pytest.importorskip("speclab.extensions.batch.shown")
+    return files.read(path, ComparisonRun), (of_batches or report).page
 
 
 def head(path: Path) -> Head:
