@@ -21,9 +21,6 @@ RULES = {rule.name: rule.accept for rule in _without_argument() if rule.law is N
 FOR_TREES = [rule.name for rule in _without_argument() if rule.law is None and not rule.chains_only]
 
 
-# --- stand-ins --------------------------------------------------------------------------------------------------------
-
-
 def keep_all(draft, target_probs, uniforms):
     last = target_probs[torch.arange(len(draft.size)), draft.size]
     return AcceptResult(draft.size, draw(last, uniforms[:, draft.tokens.shape[1]]))

@@ -57,9 +57,6 @@ def call(pair_folder, tmp_path, capsys, monkeypatch):
     return run
 
 
-# --- peers ------------------------------------------------------------------------------------------------------------
-
-
 def test_the_librarys_assistant_drafts_exactly_k(bench, prompt):
     """Every round but the last makes k passes of the draft, and a pass of the target over k + 1 tokens."""
     k = 3
@@ -143,9 +140,6 @@ def test_ratios_are_sums_of_medians():
     assert [cells[head](("model", 4)) for head in heads] == ["56.0", "2.00x", "2.80", "5 of 6"]
     assert cells["÷ peer"](("generate", 0)) == "-", "it has no peer"
     assert cells["same text"](("lookup", 4)) == "6 of 6"
-
-
-# --- roofline ---------------------------------------------------------------------------------------------------------
 
 
 def test_weights_are_read_once_and_a_plain_embedding_not_at_all():

@@ -118,9 +118,6 @@ def test_the_summary_says_what_runs_and_what_does_not_fit(run, tmp_path, monkeyp
     assert (code, "| late | left out: no time |" in out) == (0, True)
 
 
-# --- the stages ---
-
-
 def planned(folder, *words: str) -> list[Stage]:
     return gpu.stages_of(gpu.make_parser().parse_args(["--out", str(folder), *words]))
 

@@ -99,8 +99,6 @@ def test_ids_are_the_expected_ones_as_far_as_the_texts_agree(tokenizer):
     assert tokenizer.decode([i for i in short if i >= 0]) == "return"
 
 
-# --- the whole path, on programs that say what a file tells them ---
-
 STAND_IN = f"""#!{sys.executable} -S
 import json, os, sys
 name, words = os.path.basename(sys.argv[0]), sys.argv[1:]

@@ -64,8 +64,6 @@ def test_both_scripts_print_the_same_greedy_text(run, pair_folder):
     assert [word for word in ("rounds", "accepted", "α", "tokens per round", "tok/s") if word not in drafted[0]] == []
 
 
-# --- chat templates ---
-
 TEMPLATE = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}[assistant] "
 
 

@@ -46,9 +46,6 @@ def new_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-# --- names and numbers ---
-
-
 @given(NAMES.filter(lambda name: "/" not in name), st.binary(max_size=50))
 @MANY
 def test_a_file_is_written_where_the_check_has_said_so_and_nothing_else_is(name, content):
@@ -88,9 +85,6 @@ def test_numbers_lie_in_their_range_and_lists_of_them_are_sorted(text, words, sm
             assert all(0 <= value <= 256 for value in values)
 
 
-# --- prompts ---
-
-
 @pytest.fixture(scope="module")
 def tokenizer(pair_folder):
     return AutoTokenizer.from_pretrained(pair_folder / "target")
@@ -115,9 +109,6 @@ def test_prompts_are_ids_or_a_problem(tokenizer, data, typed):
         (prompt,) = prompts.encode([("prompt", typed)], tokenizer)
         assert prompt.ids.shape[1] > 0
         assert prompt.text.encode()
-
-
-# --- records ---
 
 
 def shortened(path: Path) -> dict:

@@ -16,9 +16,6 @@ PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed
 NO_CHANCES = torch.empty((1, 0))
 
 
-# --- Prompt lookup ---------------------------------------------------------------------------------------------------
-
-
 def ngram(tokens: list[int], longest: int = 4, shortest: int = 2) -> NgramDrafter:
     """A drafter that has taken in `tokens`."""
     drafter = NgramDrafter(longest, shortest)

@@ -37,8 +37,6 @@ def test_the_cases_are_what_they_are_called():
         assert all(layer["qkv"][1].abs().min() > 0 for layer in parts_of(tiny(case))["layer"])
 
 
-# --- Trees, and several texts -----------------------------------------------------------------------------------------
-
 PARENTS = [-1, 0, 0, 1, 1, 4, 2, 6, 5, 7, -1, 10]  # of drafted tokens; -1: the last committed token
 
 
@@ -127,9 +125,6 @@ def made_on(model, prompt):
     backend.prefill(prompt)
     backend.length = prompt.shape[1]
     return backend
-
-
-# --- Numbers ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", ["llama, three blocks", "gemma2", "gpt_neox", "qwen3"])

@@ -21,8 +21,6 @@ from speclab.system.errors import EnvironmentProblem
 
 GREEDY = ("--draft", "ngram", "-k", "2", "--temperature", "0")
 
-# --- one whole run ----------------------------------------------------------------------------------------------------
-
 
 def test_record_tables_and_pictures(whole):
     record = whole.record
@@ -44,9 +42,6 @@ def test_record_tables_and_pictures(whole):
     drawn = [f"local-{kind}.png" for kind in ("speedup", "why")]
     assert sorted(path.name for path in (whole.folder / "plots").iterdir()) == drawn
     assert not list(whole.folder.rglob("*.part"))
-
-
-# --- what is wrong ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("forgetful")
@@ -83,9 +78,6 @@ def test_a_draft_that_learns_is_replayed_in_the_order_of_the_run(run, pair_folde
     drafts = f"hybrid:suffix+{pair_folder / 'draft'}"
     assert run(*GREEDY, "--draft", drafts, "--limit", "2", "--max-new-tokens", "12", texts=texts).code == 0
     assert list(dict.fromkeys(order)) == [0, 2, 1, 3]
-
-
-# --- what ends a run early --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -156,9 +148,6 @@ def test_a_fault_in_what_a_picture_shows_loses_no_table_and_no_record(run, monke
         run(*GREEDY)
     assert "speedup" in (tmp_path / "results" / "local.md").read_text()
     assert (tmp_path / "results" / "local.json").exists()
-
-
-# --- other work on the machine ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture

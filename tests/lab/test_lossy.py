@@ -32,9 +32,6 @@ def test_greedy_decoding_is_refused(words, capsys):
         assert "give --temperature above 0" in capsys.readouterr().err
 
 
-# --- a whole run ------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def run(pair_folder, tmp_path):
     """compare.py on the tiny pair with a rule.  -> exit code, stdout, the record"""

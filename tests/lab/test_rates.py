@@ -69,9 +69,6 @@ def test_every_rate_of_a_row_is_a_ratio_of_exact_sums(monkeypatch):
     assert len({tuple(text) for sample in baseline for text in sample.texts}) == 6
 
 
-# --- the scripts ---
-
-
 class Clock:
     """It moves when it is told to."""
 

@@ -18,9 +18,6 @@ ARMS = [BASELINE, MODEL, NGRAM, GENERATE]
 BUDGET = 80
 
 
-# --- the rule ---------------------------------------------------------------------------------------------------------
-
-
 def planted(n_before: int, period: int, n_repeated: int) -> list[int]:
     """No token comes twice but for the last ones, each of which equals the one a period before."""
     once = list(range(n_before + period))
@@ -33,9 +30,6 @@ def test_a_repetition_begins_with_the_first_token_that_is_repeated(n_before, per
     text = [*planted(n_before, period, n_repeated), *([] if ends else [-1])]
     counts = period <= 48 and n_repeated >= 32 and ends
     assert n_before_repetition(text) == (n_before + period if counts else len(text))
-
-
-# --- in a measurement -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

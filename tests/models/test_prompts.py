@@ -32,9 +32,6 @@ def test_the_labs_own_texts_are_enough_of_each_kind_and_differ():
     assert kinds == {"chat", "reasoning", "code", "rewriting", "translation", "json", "turns"}
 
 
-# --- files of prompts -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -85,9 +82,6 @@ def test_a_text_that_the_tokenizer_does_not_know_is_one_line():
     assert prompts.encode([("x", "a")], tokenizer)[0].id_list == [0]
     with pytest.raises(UsageProblem, match=r"refuses a prompt: .*UNK.*; give a text"):
         prompts.encode([("x", "b")], tokenizer)
-
-
-# --- chats ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -58,9 +58,6 @@ def test_sigterm_arrives_as_ctrl_c_and_an_ignored_signal_stays_ignored(number, i
     assert capsys.readouterr().err == ("" if ignored else "stopped\n")
 
 
-# --- processes of their own ---
-
-
 def run(code: str, shell: str = "", **environment: str) -> subprocess.CompletedProcess:
     words = f'"{sys.executable}" -c "$CODE" {shell}'
     environment = {**os.environ, "PYTHONUNBUFFERED": "", "CODE": code, **environment}
@@ -126,8 +123,6 @@ def test_a_loop_begins_with_its_docstring_and_nothing_is_loaded_before_the_first
     assert first.startswith("from speclab.system import startup ")
 
 
-# --- all of the lab ---
-
 FOLDERS = (ROOT, *(ROOT / name for name in ("benchmarks", "speclab/extensions", "tools", "training")))
 PATHS = {path for folder in FOLDERS for path in folder.glob("*.py" if folder == ROOT else "**/*.py")}
 SCRIPTS = [path for path in sorted(PATHS) if re.search(r"^def main\(", path.read_text("utf-8"), re.MULTILINE)]
@@ -143,9 +138,6 @@ def test_every_script_reports_its_problems(path):
     assert "sys.exit(main())" in text
     if "import torch\n" in text:
         assert text.index("import startup") < text.index("import torch\n"), "Ctrl-C during the imports"
-
-
-# --- the terminal ---
 
 
 def test_text_that_could_harm_the_terminal_is_shown_as_signs(capsys):

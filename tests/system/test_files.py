@@ -16,9 +16,6 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-# --- writing ---
-
-
 def test_a_link_stays_and_its_file_is_written(tmp_path):
     (tmp_path / "old.json").write_text("x")
     for real in (tmp_path / "old.json", tmp_path / "new.json"):
@@ -68,9 +65,6 @@ def test_writers_of_one_name_do_not_tear_each_other(tmp_path, monkeypatch):
     for text in "ab":
         files.write_whole(tmp_path / "x.json", text)
     assert len(set(parts)) == 2, "each has a temporary file of its own"
-
-
-# --- before anything is measured ---
 
 
 def test_what_cannot_be_written_is_found_beforehand(tmp_path, monkeypatch):

@@ -36,9 +36,6 @@ def costs(verify: float, draft: float, n: int = 200, pads: bool = False) -> Step
     return StepCosts(0.1, passes, [0.0] * n, (draft * np.arange(n)).tolist(), pads)
 
 
-# --- what is chosen ---------------------------------------------------------------------------------------------------
-
-
 @given(
     st.lists(st.floats(0.05, 1), min_size=9, max_size=9),
     st.lists(st.floats(0, 0.3), min_size=12, max_size=12),
@@ -106,9 +103,6 @@ def test_texts_are_the_baselines(kind, rule):
     assert len({one.n_drafted for one in made}) > 2
     tested = sum(tally.tested - WEIGHT for tally in drafter.budget.seen.depths)
     assert 0 < tested <= sum(one.n_accepted + one.n_rejected for one in made), "a text's last round is not counted"
-
-
-# --- the law of each of two rows --------------------------------------------------------------------------------------
 
 
 @functools.cache

@@ -25,9 +25,6 @@ def reading(model, adapter: ExitAdapter, cached=CachedModel) -> CachedModel:
     return target
 
 
-# --- the text is the target's ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("family", TRIED)
 def test_greedy_text_is_the_targets_in_every_family(family):
     """Through rounds in which nothing, some and all of a draft is accepted."""
@@ -51,9 +48,6 @@ def test_caches_grow_in_the_middle_of_a_round(monkeypatch):
         rounds = list(speculative_rounds(target, ExitDrafter(adapter), prompt, 3 + n, N_NEW))
         assert tokens_of(rounds) == expected
         assert len(target.backend.pages) == 2
-
-
-# --- the two parts of the cache --------------------------------------------------------------------------------------
 
 
 def test_no_layer_runs_twice_over_a_token(monkeypatch):
@@ -93,9 +87,6 @@ def test_parts_that_are_out_of_step_are_refused():
             go_on()
 
 
-# --- what is proposed ------------------------------------------------------------------------------------------------
-
-
 def test_proposals_and_states_are_the_definitions():
     """Computed anew from the library's own states of the whole text: the distribution of every token, and the state
     that it came from. Rounds of every kind came before."""
@@ -114,9 +105,6 @@ def test_proposals_and_states_are_the_definitions():
                 assert_close(draft.states[0, i], hidden[0, -1])
                 assert_close(draft.probs[0, i], probs[0])
     assert kinds == {0, 1, 2}
-
-
-# --- which targets can be split --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", TRIED)

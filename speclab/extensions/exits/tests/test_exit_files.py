@@ -47,9 +47,6 @@ def test_what_is_written_comes_back(target, place):
         read_adapter(target)
 
 
-# --- by name ---------------------------------------------------------------------------------------------------------
-
-
 def test_names():
     choice = registry.read("exit")
     assert choice.name == registry.read("exit:2").name == "exit:2"

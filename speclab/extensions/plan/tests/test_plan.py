@@ -62,9 +62,6 @@ def of_draft(entries: list[PlanEntry], fact: DraftFacts) -> list[PlanEntry]:
     return [e for e in entries if key(e) == key(fact)]
 
 
-# --- the plan ---------------------------------------------------------------------------------------------------------
-
-
 def test_plan_has_every_length_and_names_the_best(run, tmp_path, measurements):
     """The samples it is made from are baselines; what drafts and verifies are the instruments, for their cost alone."""
     code, out, _ = run("--temperature", "0,0.2", picture=True)
@@ -122,9 +119,6 @@ def test_where_prices_hold_the_plan_comes_true(run, tmp_path, monkeypatch):
     assert measured == pytest.approx(planned, rel=1e-6)  # records round to seven digits
 
 
-# --- in words ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("k", "speedup", "said"), [(5, 1.8449, "take k = 5, expected 1.84x;"), (3, 1.0, "leave"), (0, 1.01, "leave")]
 )
@@ -133,9 +127,6 @@ def test_only_a_length_that_is_faster_is_recommended(k, speedup, said):
     line = plans.verdict(DraftFacts(method="model", draft="models/lab-pair/draft", temperature=0.0, **best))
     assert line.startswith(f"model, T = 0 (greedy): {said}")
     assert "decode step 9.12 ms" in line
-
-
-# --- what is refused, and what is doubted -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

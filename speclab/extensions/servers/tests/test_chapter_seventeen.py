@@ -79,9 +79,6 @@ def test_acceptance_and_verdicts_of_random_rounds():
     assert min(*seen.values(), shorter) > 30
 
 
-# --- the wrong answers ------------------------------------------------------------------------------------------------
-
-
 CHECKS = {
     "between": checks.test_what_happened_between_two_looks,
     "acceptance": checks.test_three_numbers_that_are_called_acceptance,
@@ -104,9 +101,6 @@ def test_every_known_mistake_has_answers_of_its_own(hole):
         found.append(answers(mistaken(checks.STEM, name)))
         assert found[-1] not in found[:-1], name
     assert named(right, lambda module: answers(module) == found[-1]).endswith(f"this mistake: {names[-1]}")
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
 
 
 def test_one_observation_for_each_round(capsys):

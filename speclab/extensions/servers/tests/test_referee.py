@@ -68,8 +68,6 @@ def test_what_the_referee_says(run, change, more, code, said):
     assert said in out + err
 
 
-# --- the counts of both -----------------------------------------------------------------------------------------------
-
 # Three rounds of four, which kept 3, 1 and 2: the last one kept 2.
 OWN = referee.OwnRounds([1, 2, 3], [(4, 3), (4, 1), (4, 2)])
 

@@ -16,8 +16,6 @@ from speclab.extensions.tokenizers.tests.vocabularies import Pairs
 from tests.decoding import ScriptedTarget, speculative_rounds
 from tests.test_exact import Job, Prefix, Row, Tables, assert_lossless, inside, paths_of, random_row
 
-# --- exact ------------------------------------------------------------------------------------------------------------
-
 SHARED = SharedTokens([0, 1, 2], [4, 0, 2], 4, 5)  # of the target's ids 0 to 3 and the draft's 0 to 4
 N_TARGET, N_DRAFT = 4, 5
 READS = Pairs(SHARED, N_DRAFT)

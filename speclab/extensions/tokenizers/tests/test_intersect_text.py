@@ -64,9 +64,6 @@ def test_text_cache_and_laws(sampling):
     assert min(n) > 5, n
 
 
-# --- two tokenizers ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_greedy_text_of_two_tokenizers(kind):
     """Chains, chosen lengths, a hybrid, and trees."""
@@ -129,9 +126,6 @@ def test_the_context_of_the_draft_ends_the_proposals():
     law = drafter.probs([3, 4, 0], [6, 3, 1, 1], Sampling(), 12)
     assert law.sum(-1).tolist() == [1, 1, 1, 0]
     assert drafter.n_read([3, 4, 0], [6, 3, 1, 1]) == [5, 7, 9, 10]
-
-
-# --- the lab's own draft ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

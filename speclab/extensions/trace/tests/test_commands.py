@@ -20,8 +20,6 @@ from speclab.system.files import ROOT
 from tests.cli.bad_inputs import Row
 from tests.cli.test_bad_inputs import check_row, folder, is_one_line  # noqa: F401 - a fixture
 
-# --- one decoding -----------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     "words", [[], ["--temperature", "0.8"], ["--draft", "ngram"], ["-k", "0"], ["--draft", "dial:0.7:free"]]
@@ -77,8 +75,6 @@ def test_what_others_say_of_shapes_stands_beside_them(models, capsys, wrong):
     assert ("(99,)" in capsys.readouterr().out) == wrong
     assert parse(["shapes"]).uses == ("shapes",)
 
-
-# --- what is refused --------------------------------------------------------------------------------------------------
 
 TRACE, MODEL = "-m speclab.extensions.trace", "--target target --threads 1 --engine eager --prompt x"
 BAD = [

@@ -35,9 +35,6 @@ def decoded(kind: str, temperature: float, looking=follow.detailed) -> tuple:
     return model, list(looking(functions, CachedModel(model), drafter, PROMPT, 15, how))
 
 
-# --- what a round looked at -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("kind", TREES)
 def test_every_outcome_can_be_recomputed(kind, temperature):
@@ -73,9 +70,6 @@ def test_what_is_left_for_a_child():
     assert found == [(0, pytest.approx(0.3)), (1, pytest.approx(1))]
 
 
-# --- the data ---------------------------------------------------------------------------------------------------------
-
-
 def test_kinds_levels_and_order(tokenizer):
     found = by_hand(tokenizer)
     event = found.events[1]
@@ -103,9 +97,6 @@ def test_a_token_is_spelled_after_its_branch(tokenizer):
     stream = [Round([3], prefill=True), Round([one, two, 6], 3, 2, 0, False, None, {}, positions)]
     drafts = trace.trace(stream, clock([3]), tokenizer, "x", [4], settings(0.0)).events[1].drafts
     assert drafts[1].text == "é"
-
-
-# --- the pictures -----------------------------------------------------------------------------------------------------
 
 
 def test_the_terminal_shows_the_accepted_branch(tokenizer):

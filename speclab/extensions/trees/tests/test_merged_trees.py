@@ -32,8 +32,6 @@ def branches(draft: Draft) -> list[tuple[int, ...]]:
     return found
 
 
-# --- the tree ---------------------------------------------------------------------------------------------------------
-
 CHAIN = st.lists(st.integers(0, 2), max_size=5)
 
 

@@ -35,8 +35,6 @@ from tests.test_filtered_laws import (
 from tests.test_joint_laws import IDS, Law, check_law
 from tests.tiny_models import DTYPE_ON, on_engine, perturbed, tiny
 
-# --- many texts -------------------------------------------------------------------------------------------------------
-
 
 def on_c(model: torch.nn.Module) -> CachedModel:
     return CachedModel(model, fast=on_engine("c", model))
@@ -68,8 +66,6 @@ def test_joint_law_of_trees(kind, rule):
     target.hidden_layers = (0, 1)
     check_law(Law(1.0, 6), target, drafter, 1000, rule)
 
-
-# --- a round ----------------------------------------------------------------------------------------------------------
 
 DRAWN = (-1, -1, 0, 1)  # the parents of the tokens of 2x1
 
