@@ -10,6 +10,7 @@ from speclab.core.sampling import Sampling
 from speclab.models.cached import CachedModel
 from speclab.models.family import distributions
 from tests.decoding import plain_text, speculative_rounds
+from tests.heads import keeping
 from tests.tiny_models import VOCAB, tiny
 
 PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
@@ -91,12 +92,11 @@ def test_ids_that_the_draft_lacks_have_probability_0_and_can_be_committed(temper
     n_rows = 24
     target, draft = CachedModel(tiny("llama", seed=0)), CachedModel(tiny("llama", seed=0, vocab_size=n_rows), VOCAB)
     assert (draft.vocab_size, draft.n_ids, target.vocab_size) == (n_rows, n_rows, VOCAB)
-    drafter, said = ModelDrafter(draft), []
-    honest, proposals = drafter.propose, []
-    drafter.propose = lambda k, uniforms: proposals.append(honest(k, uniforms)) or proposals[-1]
+    drafter, said = keeping(ModelDrafter)(draft), []
     for round_ in speculative_rounds(target, drafter, PROMPT, 3, 60, Sampling(temperature), seed=3):
         said += round_.tokens
     assert max(said) >= n_rows
+    proposals = [proposal for _, proposal in drafter.proposed]
     assert max(proposal.tokens.max().item() for proposal in proposals if proposal.tokens.numel()) < n_rows
     for proposal in proposals:
         if proposal.probs is not None:

@@ -52,12 +52,12 @@ class Scripted(NgramDrafter):
         return {"right": right, "wrong": wrong, "partly": [*right[:1], 0, 0], "no": []}[what][:k]
 
 
-def hybrid_of(costs: RoundCosts, lookup=None, auto: bool = False, model=None, prompt=PROMPT) -> HybridDrafter:
+def hybrid_of(costs: RoundCosts, auto: bool = False, model=None) -> HybridDrafter:
     """A hybrid that has read the prompt, with these costs at temperature 0."""
     model = model or model_of()
-    hybrid = HybridDrafter(lookup or NgramDrafter(), AutoLength(model) if auto else model)
+    hybrid = HybridDrafter(NgramDrafter(), AutoLength(model) if auto else model)
     hybrid.costs[0.0] = costs
-    hybrid.prefill(target_of(), prompt, GREEDY)
+    hybrid.prefill(target_of(), PROMPT, GREEDY)
     return hybrid
 
 

@@ -17,6 +17,7 @@ from speclab.models.family import DECODER_ONLY, Family, configured_room
 from speclab.models.memory import is_mixture_of_experts
 from speclab.system import extensions
 from speclab.system.errors import EnvironmentProblem, UsageProblem
+from tests import tiny_families
 from tests.tiny_models import FAMILIES, VOCAB, tiny
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -96,6 +97,7 @@ REFUSED = {
         lambda _: made("bert", pad_token_id=None),
         r"bert attends to later tokens: logits differ by .* where rounding explains",
     ),
+    "a state of its own": (lambda _: tiny_families.tiny("rwkv"), "rwkv ignores its cache"),
     "no causal mask": (not_causal, "attends to later tokens"),
     "no cache": (lambda _: made("openai-gpt", n_embd=32, n_layer=2, n_head=2), "openai-gpt ignores its cache"),
     "NaN": (lambda _: with_norm(torch.nan), "not finite"),

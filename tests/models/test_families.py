@@ -1,4 +1,4 @@
-"""A dozen families of models that differ in what decoding depends on: each writes the library's text, or is refused."""
+"""Families of models that differ in what decoding depends on: each writes the library's text."""
 
 import itertools
 from pathlib import Path
@@ -15,7 +15,6 @@ from speclab.models.cached import CachedModel
 from speclab.models.checking.checks import check_model
 from speclab.models.checking.rounding import Reference
 from speclab.models.family import family_of
-from speclab.system.errors import EnvironmentProblem
 from speclab.theory.losslessness import judge_divergence
 from tests.decoding import plain_text, speculative_rounds
 from tests.grids import and_in_full
@@ -34,12 +33,6 @@ DECODED = {  # family -> why it is not on the engine c
     "gemma3_text": "",  # sliding windows among full layers
     "llama4_text": "does not know",
     "bloom": "does not know",  # ALiBi
-}
-REFUSED = {
-    "recurrent_gemma": "cannot be rolled back",  # the state is no part of its cache
-    "rwkv": "ignores its cache",
-    "openai-gpt": "ignores its cache",  # has none
-    "bert": "attends to later tokens",  # an encoder
 }
 OFTEN = ("gpt2", "bloom", "llama4_text")  # of each kind of cache the family that is examined fastest
 
@@ -100,9 +93,3 @@ def test_another_text_would_be_seen(monkeypatch):
     monkeypatch.setitem(globals(), "library_text", lambda model, prompt: [1] * N_NEW)
     with pytest.raises(AssertionError, match="eager engine, prompt of 6 tokens"):
         check_decodes(tiny("gpt2"), "")
-
-
-@pytest.mark.parametrize("family", REFUSED)
-def test_a_family_is_refused(family):
-    with pytest.raises(EnvironmentProblem, match=REFUSED[family]):
-        check_model(tiny(family))
