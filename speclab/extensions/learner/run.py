@@ -85,7 +85,7 @@ def load(package: str, numbers: list[int], usable: set[int]) -> dict[int, Module
         raise UsageProblem(f"not finished: {what}; type: {check_command(str(rest[0].number))}")
     if rest:
         note(f"the lab's own: {what}")
-    return {n: importlib.import_module(name) for n, name in done.items()}
+    return {n: ask(n, importlib.import_module, name, lab_inside=True) for n, name in done.items()}
 
 
 def show_predictions(modules: dict[int, ModuleType], run: ComparisonRun, measured: Measurement) -> None:
