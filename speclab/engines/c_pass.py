@@ -82,8 +82,7 @@ def in_steps(groups: Tensor, kind: int) -> tuple[Tensor, Tensor, Tensor] | None:
 
 
 class CModel:
-    """A model, or a draft's head, as pass.c reads it. Packed matrices leave `parts` one by one, so that the weights are
-    held once more and not twice.
+    """A model, or a draft's head, as pass.c reads it. Packed matrices leave `parts` one by one, which spares memory.
 
     page: tokens of a page. bytes_spared: of the weights, as a pass reads them in fewer bytes than their dtype has.
     """
@@ -113,8 +112,7 @@ class CModel:
         self.model = self._struct(Model, parts)
         self.page_floats = self.library.page_floats(byref(self.model))
 
-    def prepare(self, widths: Iterable[int], longest: int) -> None:
-        """Nothing to do: any width and length runs."""
+    def prepare(self, widths: Iterable[int], longest: int) -> None: ...  # any width and length runs
 
     def start(self, hidden_layers: Iterable[int] = ()) -> "CBackend":
         return CBackend(self, hidden_layers)
@@ -159,8 +157,7 @@ class CModel:
         kept: Iterable[int] = (),
         chain: tuple = ONE_PASS,
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Make a pass over m tokens.  -> (1, len(wanted), ids) logits of the tokens `wanted`, and the states after the
-        layers `kept`, (1, m, hidden) each
+        """Make a pass over m tokens.  -> (1, len(wanted), ids) logits, and by layer of `kept` the (1, m, hidden) states
 
         texts: whose pages are read and written. token: (m, 4) int32, of each token its text, position and row, and how
         many first rows it reads. ids, states: (1, m) and (1, m, hidden), one of them or both. mask: (m, n) bool, which
@@ -216,8 +213,6 @@ class CBackend(TextBackend):
         return self.run(length, tokens.shape[1], tokens)
 
     def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
-        """Do the same as `forward`, but each token has its position (1, m), and the mask (1, 1, m, length + m) says
-        what it reads."""
         place = torch.arange(length, length + tokens.shape[1])
         token = torch.stack([0 * place, positions[0], place, 0 * place], dim=1).int()
         return self.run(length, len(token), tokens, token=token, mask=mask[0, 0] == 0)

@@ -63,8 +63,7 @@ class Window(NamedTuple):
 
 
 def window_of(model: PreTrainedModel) -> Window | None:
-    """Return the sliding window of the layers that have one; None where none has. Raises NoFastBackend where windows
-    differ, or do not move with every token."""
+    """Return the sliding window of layers, or None. Raises NoFastBackend where windows differ, or move in chunks."""
     kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
     if "chunked_attention" in kinds:
         raise NoFastBackend("some of its layers read chunks of the text")
@@ -77,8 +76,7 @@ def window_of(model: PreTrainedModel) -> Window | None:
 
 def masks(mask: Tensor, window: Window | None) -> Any:
     """Return what the model takes as its attention mask, (texts, 1, m, rows): by the kinds of its layers, where it has
-    several. Of the rows that a token reads, the last ones stay that fit a window, its own included, also where other
-    rows stand between them."""
+    several. In a window count only the rows that a token reads, its own included, whatever stands between them."""
     if window is None:
         return mask
     reads = mask == 0
@@ -94,8 +92,7 @@ def move_rows(tensors: Iterable[Tensor], length: int, rows: Tensor) -> None:
 
 
 class TextBackend:
-    """What runs the passes of a model over one text. Where rows after the text's length are never read, a rollback has
-    nothing to do.
+    """What runs the passes of a model over one text. Where rows behind its end are never read, a rollback does nothing.
 
     n_replays: passes over accepted tokens that were read before. hidden: by layer, what was asked for of the last pass.
     """
@@ -110,13 +107,16 @@ class TextBackend:
         """Run a pass: (1, m) ids -> (1, m, vocab) logits. The cache already holds `length` tokens."""
         raise NotImplementedError
 
+    def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
+        """Do the same; a token has its position (1, m), and the mask (1, 1, m, length + m) says what it reads."""
+        raise NotImplementedError
+
     def step(self, tokens: Tensor, length: int) -> Tensor:
         """Do the same as `forward`, for tokens that will never be rolled back."""
         return self.forward(tokens, length)
 
     def keep(self, length: int, rows: Tensor) -> None:
-        """Keep these rows, (n,), of the last pass: they move to the front of the rows behind `length`, and their hidden
-        states move with them."""
+        """Keep these rows, (n,), of the last pass: they and their hidden states move to the front of it."""
         self.move(length, rows)
         self.hidden = {layer: states[:, rows] for layer, states in self.hidden.items()}
 
@@ -143,8 +143,6 @@ class EagerBackend(TextBackend):
         return self._read(tokens)
 
     def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
-        """The same as `forward`, but each token has its position (1, m), and the mask (1, 1, m, length + m) says what
-        it reads."""
         return self._read(tokens, position_ids=positions, attention_mask=masks(mask, window_of(self._model)))
 
     def _read(self, tokens: Tensor, **options: Any) -> Tensor:

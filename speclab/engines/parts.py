@@ -33,8 +33,7 @@ LAYER = {
 }
 Pair = tuple[Tensor, Tensor | None]  # a matrix and its bias, or the gains and shifts of a norm
 Parts = dict[str, Any]
-"""A model by the names of pass.c: numbers, tensors and pairs. What is not there, or None, is 0 or missing. `layer` is a
-list with the same of each layer."""
+"""A model by the names of pass.c: numbers, tensors, pairs; `layer` lists its layers. What is None is 0 or missing."""
 
 
 def find(module: Any, *paths: str) -> Any:

@@ -8,11 +8,9 @@ times as many and so on, whatever holds the text.
 
 Buffers and the graphs over them make a graph cache. Recording takes longer than many replays, so these outlive a
 decoding: the model keeps those that are not in use. `GraphedModel.prepare` says beforehand which widths and how long
-texts a run has; each graph cache then records everything when it is made, before a warm-up ends. What nobody announced
-is recorded when it is met.
+texts a run has; each graph cache records these when it is made, before a warm-up ends, and others when they are met.
 
-Everything but the recording itself is tested without a GPU
-(tests/models/test_cuda_graphs.py); tests/test_cuda.py has the recording.
+tests/models/test_cuda_graphs.py tests all but the recording itself without a GPU, tests/test_cuda.py the recording.
 """
 
 import sys
@@ -134,8 +132,7 @@ class GraphedModel:
         return min(width for width in self.widths if width >= n_tokens)
 
     def forward(self, ids: Tensor, places: Tensor, mask: Tensor, buffers: "GraphCache") -> tuple[Tensor, ...]:
-        """(1, m) ids, (1, 1, m, rows) mask -> (1, m, vocab) logits, and the outputs of all layers, (1, m, hidden) each;
-        attention reads as many rows as the mask has
+        """(1, m) ids, (1, 1, m, rows) mask -> (1, m, vocab) logits, and the outputs of all layers, (1, m, hidden) each
 
         places: (2, m), the positions, and the rows of the buffers: others where tokens do not all follow each other.
         """
@@ -268,8 +265,6 @@ class GraphBackend(TextBackend):
         return torch.cat(logits, dim=1)
 
     def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
-        """The same as `forward`, but each token has its position (1, m), and the mask (1, 1, m, length + m) says what
-        it reads."""
         return self._replayed(tokens, length, (positions, mask))
 
     def move(self, length: int, rows: Tensor) -> None:

@@ -5,8 +5,7 @@ takes as long as launching them. A graph repeats the same kernels on the same ad
 reads its inputs from fixed tensors and writes its outputs to others.
 
 `capture` records a step, `graphed` makes a pure function of tensors run as graphs on a GPU (speclab/core/sampling.py).
-Recording stops the device, so it is done before anything is timed; `captures.n` counts it, and tests prove with it that
-no timed turn records anything.
+Recording stops the device, so it is done before anything is timed, which tests prove with its count, `captures.n`.
 """
 
 import contextlib
@@ -28,8 +27,7 @@ Step = Callable[[], tuple[Tensor, ...]]
 class Captures:
     """The number of graphs recorded so far, and the memory that all of them share, since no two replay at once.
 
-    failed: a recording was broken off. The device's allocator may be left in the middle of it, so no other recording is
-    begun.
+    failed: a recording was broken off, which may leave the device's allocator in the middle of it: no other is begun.
     """
 
     n = 0

@@ -184,8 +184,7 @@ def _is_usual(module: nn.Module) -> bool:
 
 
 class Kernels:
-    """The functions that passes of a model run in the place of its own. compiler: gives the compiled form of one; None:
-    nothing is compiled."""
+    """The functions that passes of a model run in the place of its own, compiled where there is a `compiler`."""
 
     def __init__(self, model: PreTrainedModel, compiler: Compiler | None = None):
         self.model = model
