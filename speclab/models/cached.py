@@ -36,11 +36,9 @@ from speclab.system.errors import EnvironmentProblem, UsageProblem
 class CachedModel:
     """Runs passes of a language model over one text, and keeps its cache.
 
-    vocab_size: logits of higher ids are cut off, so those are never emitted: a target is cut at its tokenizer's ids, a
-    draft at its target's.
+    vocab_size: higher ids are cut off and never emitted: a target's at its tokenizer's ids, a draft's at its target's.
     fast: the same model in the form of another engine than the eager one (speclab/models/engine_choice.py).
-    length: tokens in the cache. n_last: those of them that are of the last pass. n_passes: passes since `prefill`, that
-    one included, without replays.
+    length: tokens in the cache. n_last: those of the last pass. n_passes: from `prefill` on, replays left out.
     """
 
     def __init__(self, model: PreTrainedModel, vocab_size: int | None = None, fast: Any = None):
@@ -54,7 +52,7 @@ class CachedModel:
         self.max_length = self.room.text  # positions of prompt and output together; None: no limit
         # Decoder layers whose outputs a draft reads. The baseline keeps them too, so both arms run on the same engine.
         self.hidden_layers: tuple[int, ...] = ()
-        self._backend: Any = None
+        self.backend: Any = None  # what runs the passes of this decoding; `prefill` makes it
         self.keeps: Callable[[int, int], int] = tokens_to_keep  # the rule by which `commit` rolls back
         self.length = self.n_last = self.n_passes = 0
 
@@ -73,7 +71,7 @@ class CachedModel:
     @property
     def n_replays(self) -> int:
         """Return the passes since `prefill` that read accepted tokens once more."""
-        return 0 if self._backend is None else self._backend.n_replays
+        return self.backend.n_replays
 
     def replace_unknown(self, ids: Tensor) -> Tensor:
         """Return the same ids, with the model's last one in place of those that it has no embedding for."""
@@ -86,9 +84,9 @@ class CachedModel:
 
     def prefill(self, prompt: Tensor) -> Tensor:
         """Drop the cache and read the prompt.  (1, prompt) ids -> (1, 1, vocab) logits of the next token"""
-        self._backend = None  # a graph cache is given back first, and the next backend may take it
+        self.backend = None  # a graph cache is given back first, and the next backend may take it
         own, layers = self.family.backend or EagerBackend, self.hidden_layers
-        self._backend = self.fast.start(layers) if self.fast else own(self.model, layers)
+        self.backend = self.fast.start(layers) if self.fast else own(self.model, layers)
         with torch.inference_mode():
             logits = self.backend.prefill(prompt)
         self.length, self.n_passes = self.room.length_after(prompt.shape[1]), 1
@@ -162,12 +160,9 @@ class CachedModel:
         self.length, self.n_last = self.length - n_dropped, len(rows)
 
     def hidden(self, layers: Iterable[int]) -> Tensor:
-        """Return the outputs of these layers side by side, in the last pass: (1, m, layers * hidden). The next pass may
-        write to the same place. Raises RuntimeError for a layer that is not in `hidden_layers`."""
-        hidden = self.backend.hidden
-        if missing := [layer for layer in layers if layer not in hidden]:
-            raise RuntimeError(f"no pass keeps the output of layer {missing[0]}; name it in hidden_layers")
-        return torch.cat([hidden[layer] for layer in layers], dim=-1)
+        """Return the outputs of these layers, side by side, in the last pass: (1, m, layers * hidden); `hidden_layers`
+        names them all. The next pass may write to the same place."""
+        return torch.cat([self.backend.hidden[layer] for layer in layers], dim=-1)
 
     def crop(self, length: int) -> None:
         """Keep the first `length` tokens of the cache, in every layer; the backend may read some of them again."""
@@ -177,13 +172,6 @@ class CachedModel:
         self.backend.crop(extra, self.length)
         self.length = length
 
-    @property
-    def backend(self) -> Any:
-        """Return what runs the passes of this decoding. Raises RuntimeError before `prefill`."""
-        if self._backend is None:
-            raise RuntimeError("call prefill() with a prompt before any other pass")
-        return self._backend
-
 
 def tokens_to_keep(n_cached: int, n_committed: int) -> int:
     """Return how many tokens of a cache stay once `n_committed` are final: all of these but the last."""
@@ -191,8 +179,7 @@ def tokens_to_keep(n_cached: int, n_committed: int) -> int:
 
 
 def check_prompt(model: CachedModel, prompt: Tensor, max_new_tokens: int) -> None:
-    """Raise UsageProblem or EnvironmentProblem for a prompt (1, length) that is empty, has ids that the model lacks, or
-    leaves no room for the output."""
+    """Raise a Problem for a prompt (1, length) that is empty, has ids that the model lacks, or leaves no room."""
     if prompt.shape[1] == 0:
         raise UsageProblem("the prompt is empty; give at least one token, for example 'def main():'")
     if (largest := int(prompt.max())) >= model.n_ids:

@@ -1,9 +1,8 @@
 """The choice of the engine that runs a model, the same for both arms: `eager`, `c` on a CPU, `graphs` on CUDA.
 
 `eager` is the model as its library runs it, and right for every model. `c` (speclab/engines/c_pass.py) needs a C
-compiler and a family that it knows. `auto` takes the one of the device where it can be had, and `eager` elsewhere. No
-clock has a say in it, so two runs on one machine are comparable. An engine is held against the model's own uncached
-logits before it is taken.
+compiler and a family that it knows. `auto` takes the one of the device where it can be had, else `eager`. No clock has
+a say in it, so two runs on one machine are comparable. Each engine is first held against the model's uncached logits.
 """
 
 import torch
@@ -63,9 +62,8 @@ def on_c(model: PreTrainedModel) -> CModel:
 
 
 def check(model: PreTrainedModel, fast: FastModel) -> None:
-    """Decode a few tokens through the engine and raise NoFastBackend where the logits are not the model's own uncached
-    ones. Rejected tokens are fed and rolled back on the way, and the text outgrows a page or a bucket. It does
-    not reach the border of a sliding window of thousands of tokens."""
+    """Decode a few tokens through the engine, past a page or a bucket, with rejected ones that are rolled back. Raises
+    NoFastBackend where the logits are not the model's uncached ones. No text here reaches a window of thousands."""
     n_last = sum(checks.WIDTHS)
     text = checks.random_text(model, fast.page + n_last if isinstance(fast, CModel) else cuda_graphs.BUCKET + 8)
     right = checks.uncached_logits(model, text)[:, -n_last:]

@@ -137,9 +137,8 @@ class Family:
         return None
 
     def logits_after(self, model: PreTrainedModel, prompt: Tensor, text: Tensor, n_last: int | None = None) -> Tensor:
-        """Return the uncached logits after the prompt and after each token of the text: row i follows the prompt and i
-        tokens of the text.  (1, n) and (1, m) ids -> (1, m + 1, ids of the output layer), or its last n_last
-        rows at least"""
+        """Return the uncached logits after the prompt and i tokens of the text, for each i: (1, n) and (1, m) ids ->
+        (1, m + 1, ids of the output layer), or its last n_last rows at least"""
         options = {"logits_to_keep": n_last} if n_last else {}
         logits = model(input_ids=torch.cat([prompt, text], dim=1), use_cache=False, **options).logits
         return logits[:, -(text.shape[1] + 1) :]

@@ -54,8 +54,7 @@ UNAPPLIED |= dict.fromkeys(["encoder_no_repeat_ngram_size", "exponential_decay_l
 
 @dataclass(frozen=True)
 class Source:
-    """A kind of names that are no folder and no hub name: an extension makes a folder of them, which is then loaded and
-    checked like every other."""
+    """A kind of names that are no folder and no hub name: an extension makes a folder for one, loaded like others."""
 
     usage: str  # how it is typed, for a help
     owns: Callable[[str], bool]  # whether a name is one of this kind
@@ -203,8 +202,7 @@ def describe_model(name: str, model: PreTrainedModel, role: str = "target") -> s
 def check_same_tokenizer(
     target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, target_name: str, draft_name: str
 ) -> int:
-    """Refuse a draft whose ids mean other words than the target's.  -> n: ids 0 to n - 1 mean the same to both. One of
-    the two may have more ids at the end."""
+    """Refuse a draft whose ids mean other words.  -> n: ids 0 to n - 1 mean the same to both, and one may have more"""
     # An added token may stand beside a word of the same id.
     ours, theirs = ({i: word for word, i in sorted(tokenizer.get_vocab().items())} for tokenizer in (target, draft))
     n = min(max(ours), max(theirs)) + 1
@@ -222,8 +220,7 @@ def check_same_tokenizer(
 
 
 def loaded(name: str, what: str, load: Callable[[], Any], advice: str = ADVICE) -> Any:
-    """Call `load()` without a standard input to ask; each library below it raises its own kinds of errors. advice: what
-    the user can do where it cannot be used."""
+    """Call `load()` without a standard input to ask, whose library may raise any error. advice: what a user can do."""
     stdin, sys.stdin = sys.stdin, io.StringIO()
     try:
         with warnings.catch_warnings():

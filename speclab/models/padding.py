@@ -11,8 +11,7 @@ multiplied, so the time is the larger model's. Four rules, with d the lab's widt
 - Added layers have nothing but zeros there. They follow the lab's, so layer i of the padded model is the lab's layer i.
 
 lab:8b:v128256 has more rows in the output layer, too. The lab cuts logits at the tokenizer's ids; in the library's own
-loop the others cannot win: in the first d dimensions each added row is the mean of the lab's rows, so its logit is the
-mean of the lab's.
+loop the others cannot win: an added row is the mean of the lab's in its first d dimensions, and so is its logit.
 
 Everywhere else are seeded random numbers. At 8 billion a third of the weights are zeros; they cost what others cost.
 Wider sums are taken in another order: float32 logits differ by some 1e-5, and in bfloat16 a long greedy text may part
@@ -96,8 +95,7 @@ def describe_padding(name: str, role: str = "target") -> str:
 def padded(
     small: PreTrainedModel, name: str, device: torch.device, dtype: torch.dtype, role: str = "target"
 ) -> PreTrainedModel:
-    """Pad `small`, the lab's target or draft, to the size of the name. Weights that do not fit are refused before the
-    machine starts swapping or is killed for it."""
+    """Pad `small`, the lab's target or draft, to the size of the name, or refuse it where memory has no room for it."""
     shape, free, needed = shape_of(name, role), free_memory(device), millions_of(name) * 10**6 * dtype.itemsize
     if free is not None and needed > USABLE * free:
         what = f"{name} needs {needed / 1e9:.1f} GB, and of the {free / 1e9:.1f} GB free on {device.type}"
@@ -167,8 +165,7 @@ def _fill_layer(layer: torch.nn.Module, generator: torch.Generator) -> None:
 
 def _place_layer(layer: torch.nn.Module, small: torch.nn.Module, config: LlamaConfig, lab: LlamaConfig) -> None:
     """Copy the lab's layer into a corner of the larger one."""
-    d, units, head_dim = lab.hidden_size, lab.intermediate_size, lab.head_dim
-    attention, mlp = layer.self_attn, layer.mlp
+    d, head_dim, attention = lab.hidden_size, lab.head_dim, layer.self_attn
     n_kv, kv_heads = lab.num_key_value_heads, config.num_key_value_heads
     n_group = lab.num_attention_heads // n_kv
 
@@ -177,18 +174,16 @@ def _place_layer(layer: torch.nn.Module, small: torch.nn.Module, config: LlamaCo
     q[:n_kv, :n_group, :, :d].copy_(small.self_attn.q_proj.weight.view(n_kv, n_group, head_dim, d))
     o = attention.o_proj.weight.view(config.hidden_size, kv_heads, -1, head_dim)
     o[:d, :n_kv, :n_group].copy_(small.self_attn.o_proj.weight.view(d, n_kv, n_group, head_dim))
-    for name in ("k_proj", "v_proj"):
-        getattr(attention, name).weight[: n_kv * head_dim, :d].copy_(getattr(small.self_attn, name).weight)
-    for name in ("gate_proj", "up_proj"):
-        getattr(mlp, name).weight[:units, :d].copy_(getattr(small.mlp, name).weight)
-    mlp.down_proj.weight[:d, :units].copy_(small.mlp.down_proj.weight)
-    for name in ("input_layernorm", "post_attention_layernorm"):
-        fill_norm(getattr(layer, name).weight, getattr(small, name).weight)
+    for name, own in small.named_parameters():
+        weight = layer.get_parameter(name)
+        if "norm" in name:
+            fill_norm(weight, own)
+        elif "q_proj" not in name and "o_proj" not in name:
+            weight[: own.shape[0], : own.shape[1]].copy_(own)
 
 
 def fill_norm(weight: Tensor, small: Tensor) -> None:
-    """Fill the weights of a norm, (D,), from the lab's, (d,). Added dimensions are zero before and after, whatever
-    their weight."""
+    """Fill the weights of a norm, (D,), from the lab's, (d,). Added dimensions are zero, whatever their weight."""
     scale = math.sqrt(small.numel() / weight.numel())
     weight.fill_(scale)
     weight[: small.numel()].copy_(small.cpu().double() * scale)

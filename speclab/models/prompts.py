@@ -36,8 +36,7 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Prompt:
-    """`kind` groups rows of a table; `text` is what was typed; `ids` is (1, length) on the CPU. chat: the ids hold the
-    text inside the tokenizer's chat template."""
+    """kind: groups rows of a table. text: as typed. ids: (1, length), on the CPU. chat: they are in a chat template."""
 
     kind: str
     text: str

@@ -80,7 +80,7 @@ def test_what_was_declared_is_recorded_with_the_prompts_pass():
     cached = graphed()
     cached.prepare({5}, 60)
     cached.prefill(PROMPT)
-    assert set(cached._backend._buffers.graphs) == {(width, rows) for width in (1, 5) for rows in (16, 32, 64)}
+    assert set(cached.backend._buffers.graphs) == {(width, rows) for width in (1, 5) for rows in (16, 32, 64)}
     before = graphs.captures.n
     while cached.length < 50:
         for width in (1, 2, 4, 5):
@@ -106,15 +106,15 @@ def test_graph_caches_outlive_decodings_and_are_never_shared():
     two = copy.deepcopy(one)
     one.prefill(PROMPT)
     two.prefill(PROMPT)
-    assert one._backend._buffers is not two._backend._buffers
+    assert one.backend._buffers is not two.backend._buffers
     a, b = one.forward(PROMPT[:, :1]), two.forward(PROMPT[:, :1])
     assert torch.equal(a, b)
-    graph_caches, recorded = {id(one._backend._buffers), id(two._backend._buffers)}, []
+    graph_caches, recorded = {id(one.backend._buffers), id(two.backend._buffers)}, []
     for _ in range(2):
         for cached in (one, two):
             cached.prefill(PROMPT[:, :4])
             cached.forward(PROMPT[:, :1])
-        assert {id(one._backend._buffers), id(two._backend._buffers)} == graph_caches, "free ones are taken again"
+        assert {id(one.backend._buffers), id(two.backend._buffers)} == graph_caches, "free ones are taken again"
         recorded.append(graphs.captures.n)
     assert recorded[0] == recorded[1], "and with them their graphs"
 

@@ -96,8 +96,7 @@ def random_text(model: PreTrainedModel, n_tokens: int = N_TOKENS) -> Tensor:
 
 def text_for_rows(model: PreTrainedModel, reason: str, more: int = 0, way_out: str = OTHER_DRAFT) -> Tensor:
     """Return a random text, `more` tokens longer than usual, and longer than sliding windows up to LONGEST_WINDOW.
-    Raises EnvironmentProblem where not all layers keep keys and values of each token, in windows of one size, if any.
-    """
+    Raises EnvironmentProblem where layers do not keep keys and values of each token, or have several windows."""
     try:
         kv_shapes(model)
         window = window_of(model)
@@ -126,13 +125,9 @@ def cached_logits(
     return torch.cat(logits, dim=1)
 
 
-def one_step(cached: CachedModel, ids: Tensor) -> Tensor:
-    """Feed (1, m) ids as plain decoding does, one a pass; nothing is kept for a roll-back."""
-    return torch.cat([cached.step(token) for token in ids.unbind(1)], dim=1)
-
-
-AS_ROUNDS: dict[str, Any] = {"wrong": WRONG}  # of `cached_logits`, with tokens that are rejected
-AS_STEPS: dict[str, Any] = {"one_pass": one_step}  # as plain decoding
+# Of `cached_logits`: with tokens that are rejected; and as plain decoding, a token a pass, kept for no roll-back.
+AS_ROUNDS: dict[str, Any] = {"wrong": WRONG}
+AS_STEPS: dict[str, Any] = {"one_pass": lambda cached, ids: torch.cat([*map(cached.step, ids.unbind(1))], dim=1)}
 
 
 @torch.inference_mode()
@@ -157,8 +152,7 @@ def bound(model: PreTrainedModel, right: Tensor) -> float:
 
 
 def unexplained(model: PreTrainedModel, logits: Tensor, right: Tensor) -> str | None:
-    """Tell by how much logits (1, n, vocab) are off, of a mixture of experts at the median position, where that is more
-    than rounding explains; else None."""
+    """Tell how far logits (1, n, vocab) are off, with experts at the median position; None if rounding explains it."""
     gaps, allowed = rounding.differences(logits, right).amax(-1)[0], bound(model, right)  # (n,)
     n = len(gaps)
     found = gaps.kthvalue(n // 2 + 1 if is_mixture_of_experts(model) else n).values.item()

@@ -141,12 +141,12 @@ def test_the_encoder_runs_once_for_a_text(family):
 
 def worst_difference(cached: CachedModel, text: list[int]) -> float:
     """Largest difference of any key or value from those of a new cache that has read `text` in one pass."""
-    own = cached._backend._cache
+    own = cached.backend._cache
     fresh = EncoderDecoderCache(DynamicCache(config=cached.model.get_decoder().config), DynamicCache())
     with torch.inference_mode():
         ids = torch.tensor([[START, *text]])
         cached.model(input_ids=PROMPT, decoder_input_ids=ids, past_key_values=fresh, use_cache=True)
-    held = [*own.layers, *cached._backend._both.cross_attention_cache.layers]
+    held = [*own.layers, *cached.backend._both.cross_attention_cache.layers]
     right = [*fresh.self_attention_cache.layers, *fresh.cross_attention_cache.layers]
     parts = [[part for layer in layers for part in (layer.keys, layer.values)] for layers in (held, right)]
     assert [part.shape for part in parts[0]] == [part.shape for part in parts[1]]
@@ -166,7 +166,7 @@ def test_caches_equal_a_recomputation_after_every_round(family):
             assert worst_difference(target, text[:-1]) < 1e-11
             assert worst_difference(drafter.models[0], text[: drafter.models[0].length - 1]) < 1e-11
             assert keys_and_values(target)[0][0].shape[-2] == target.length
-            layers = target._backend._both.cross_attention_cache.layers
+            layers = target.backend._both.cross_attention_cache.layers
             places.add(tuple(part.data_ptr() for layer in layers for part in (layer.keys, layer.values)))
             rejected += round_.n_accepted < round_.n_drafted
         assert len(places) == 1, "the cross-attention is neither cropped nor made anew"

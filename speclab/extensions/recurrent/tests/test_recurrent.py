@@ -103,12 +103,12 @@ def states_of(cache: DynamicCache) -> list[Tensor]:
 def worst_difference(cached: CachedModel, ids: list[int]) -> float:
     """Largest difference between what a cache holds and what it would after these ids, read one by one."""
     fresh, model = DynamicCache(config=cached.model.config), cached.model
-    n_prompt = cached._backend.n_prompt
+    n_prompt = cached.backend.n_prompt
     with torch.inference_mode():
         for start, end in [(0, n_prompt), *((i, i + 1) for i in range(n_prompt, len(ids)))]:
             options = pass_options(model, fresh, start, end - start)
             model(input_ids=torch.tensor([ids[start:end]]), **options)
-    pairs = list(zip(states_of(cached._backend._cache), states_of(fresh), strict=True))
+    pairs = list(zip(states_of(cached.backend._cache), states_of(fresh), strict=True))
     assert all(mine.shape == theirs.shape for mine, theirs in pairs), "attention holds the committed tokens alone"
     return max((mine - theirs).abs().max().item() for mine, theirs in pairs if mine.numel())
 
