@@ -51,8 +51,7 @@ def price(
 
     accept_probs gives the draft's acceptance probabilities along a text of the baseline; rounds_along the rounds along
     it, for a draft whose proposals depend on the rounds before. Without either there is no forecast. lookup_costs: of
-    the rounds in which the lookup of a hybrid draft proposes. Without them there is no prediction where one does, and
-    no forecast where one would along the text.
+    rounds of a hybrid's lookup; without them there is no prediction where it drafted, no forecast where it would.
     """
     n, texts = line.n_prompt, [tuple(text) for text in baseline.texts]
     along = [rounds_along(text) for text in texts] if rounds_along else []
@@ -119,9 +118,6 @@ def predictions(row: Row, part: PredictedSeconds) -> dict[str, Any]:
     }
 
 
-# --- noise ------------------------------------------------------------------------------------------------------------
-
-
 def verdict(speedup: float, low: float | None, high: float | None, floor: Noise | None = None) -> Verdict:
     """Say faster, slower, or unclear: the 95 % interval covers 1 or there is none, or the speedup is no further from 1
     than the baseline may be from itself, by the interval of its noise floor."""
@@ -132,8 +128,7 @@ def verdict(speedup: float, low: float | None, high: float | None, floor: Noise 
 
 
 def reach(floor: Noise) -> float:
-    """Return the largest factor, at least 1, by which the baseline may differ from itself: the furthest of the ratio
-    and the ends of its interval."""
+    """Return the largest factor, at least 1, by which the baseline may differ from itself, by ratio or interval."""
     ends = [end for end in (floor.ratio, floor.low, floor.high) if end is not None]
     return max(max(end, 1 / end) if end else math.inf for end in ends)
 

@@ -100,8 +100,6 @@ def _read(curve: Curve, x: int) -> float:
     return at + min(max(slope, 0.0), at / edge) * (x - edge)
 
 
-# --- means of rounds --------------------------------------------------------------------------------------------------
-
 Place = Callable[[RoundTime], tuple[int, int, int]]  # the cell of a round, and its numbers in two columns
 
 

@@ -47,8 +47,7 @@ def forecast(
     rejected_round_extra: float = 0.0,
 ) -> Forecast:
     """Return exact expectations of decoding with this draft length, up to as many tokens as there are rows of
-    acceptance probabilities: no round drafts more than what is left but one. Raises ValueError for a probability
-    outside 0 … 1.
+    acceptance probabilities, each in 0 … 1: no round drafts more than what is left but one.
 
     full_round_extra: what a round costs more because the round before accepted all it drafted (at least one): the
     draft then has two tokens to read. A round that drafts nothing does not have this extra, and neither has the first.

@@ -23,8 +23,7 @@ def book_formula(acceptance: float, draft_length: int) -> float:
 
     It leaves out the draft's cost, the cost of verifying and the bonus token. At k = 1 it is always 1; it grows with k
     without limit, so it gives no best k. It is exact if drafting is free, a pass of width k + 1 costs one decode step,
-    there is no bonus token, every round is all or nothing (k tokens or 1), and `acceptance` is the share of output
-    tokens that came from fully accepted rounds.
+    every round is all or nothing (k tokens or 1), and `acceptance` is the share of output tokens in full rounds.
 
     Fed with alpha, the acceptance of a tested position, it is a strict lower bound for 0 < alpha < 1 while rounds have
     no overhead: 1 > alpha^k (k - (k - 1) alpha).
@@ -32,7 +31,6 @@ def book_formula(acceptance: float, draft_length: int) -> float:
     >>> [round(book_formula(a, k), 2) for a, k in [(0.7, 4), (0.8, 4), (0.7, 8), (0.8, 8)]]
     [2.11, 2.5, 2.58, 3.33]
     """
-    _check(acceptance, draft_length, smallest=1)
     return 1 / (1 - acceptance + acceptance / draft_length)
 
 
@@ -42,20 +40,12 @@ def expected_tokens_per_round(acceptance: float, draft_length: int) -> float:
     >>> round(expected_tokens_per_round(0.8, 8), 2)
     4.33
     """
-    _check(acceptance, draft_length)
     return sum(acceptance**i for i in range(draft_length + 1))
 
 
 def leviathan_speedup(acceptance: float, draft_length: int, draft_cost: float) -> float:
     """Return tau / (1 + k c): a pass over k + 1 costs one decode step, nothing else costs. 2211.17192, theorem 3.8"""
     return expected_tokens_per_round(acceptance, draft_length) / (draft_length * draft_cost + 1)
-
-
-def _check(acceptance: float, draft_length: int, smallest: int = 0) -> None:
-    if not 0 <= acceptance <= 1:
-        raise ValueError(f"acceptance must lie in 0 … 1, got {acceptance}")
-    if draft_length < smallest:
-        raise ValueError(f"draft length must be at least {smallest}, got {draft_length}")
 
 
 FEWEST = 3  # prompts with which a ratio has an interval

@@ -1,8 +1,7 @@
 """Is the output the target's own? Two judgements, whose references are passes without any cache.
 
 Greedy output must equal the baseline's token for token. Where it does not, floating point may be to blame: a pass of
-width k + 1 rounds differently from k + 1 passes of width 1. `judge_divergence` looks at the first difference and tells
-rounding from a bug.
+width k + 1 rounds differently from k + 1 of width 1. `judge_divergence` tells rounding from a bug.
 
 Sampled output has no baseline to equal. `z_statistics` tests each emitted token against the target's distribution at
 its place; the sums are martingales, so the tokens need not be independent. A decoder and its judge compute the same

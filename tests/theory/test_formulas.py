@@ -13,12 +13,7 @@ from hypothesis import strategies as st
 from speclab.core.counts import Counts
 from speclab.core.rounds import Round
 from speclab.theory import formulas
-from speclab.theory.formulas import (
-    book_formula,
-    expected_tokens_per_round,
-    leviathan_speedup,
-    ratio_interval,
-)
+from speclab.theory.formulas import book_formula, expected_tokens_per_round, ratio_interval
 
 given_cases = settings(max_examples=100)
 lengths = st.integers(1, 40)
@@ -65,16 +60,6 @@ def test_expected_tokens_per_round_is_the_mean_of_its_law(alpha, k):
     assert sum(law) == 1
     mean = sum((i + 1) * chance for i, chance in enumerate(law))
     assert expected_tokens_per_round(float(alpha), k) == pytest.approx(float(mean), rel=1e-12)
-
-
-@pytest.mark.parametrize(("acceptance", "k"), [(-0.01, 4), (1.01, 4), (80, 4), (math.nan, 4), (0.5, -1)])
-def test_impossible_arguments_are_refused(acceptance, k):
-    """80 for 80 % is the likeliest slip; it would give a negative speedup."""
-    for formula in (book_formula, expected_tokens_per_round, lambda a, k: leviathan_speedup(a, k, 0.1)):
-        with pytest.raises(ValueError, match=r"acceptance must|draft length must"):
-            formula(acceptance, k)
-    with pytest.raises(ValueError, match="at least 1"):
-        book_formula(0.7, 0)
 
 
 # --- counts -----------------------------------------------------------------------------------------------------------
