@@ -23,8 +23,7 @@ PERIOD, REPEATED = 48, 32  # tokens: the longest period that counts as repetitio
 
 
 def n_before_repetition(tokens: Sequence[int]) -> int:
-    """Return how many tokens of a text come before it begins to repeat: all of them where it does not end in
-    repetition.
+    """Return how many tokens of a text come before the repetition in which it ends; all of them where it ends in none.
 
     It does where its last REPEATED tokens equal those a period before, which has at most PERIOD tokens. The repetition
     begins with the first token from which on all equal those a period before.
@@ -92,8 +91,7 @@ class Bench:
         return max(2, n_before_repetition(self.whole_text(prompt)))
 
     def whole_text(self, prompt: Prompt, draft_length: int = 0) -> list[int]:
-        """Return the target's greedy text of `max_new_tokens` tokens, made by passes over draft_length + 1 tokens. It
-        is decoded once; no clock runs."""
+        """Return the target's greedy text of `max_new_tokens` tokens, made once by passes over draft_length + 1."""
         key = (draft_length, *prompt.id_list)
         if key not in self._texts:
             target, ids = self.setup.target.with_own_cache(), prompt.ids.to(self.setup.device)

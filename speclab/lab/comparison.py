@@ -1,5 +1,4 @@
-"""One comparison from end to end: measure, check, explain, and make the record. Two short ones show what else can limit
-a pass.
+"""One comparison from end to end: measure, check, explain, record. Two short ones show what else can limit a pass.
 
 What a pass waits for decides what speculation gains. On a CPU, as the library runs it, a pass of the lab's pair is
 mostly the starting of operations; in one call of the engine `c` arithmetic counts, since the weights are few; of a pair
@@ -14,7 +13,7 @@ from speclab.drafts import registry
 from speclab.lab.harness import Measurement, measure, mixed
 from speclab.lab.known_texts import CostTable, calibrated, probs_of_texts, rounds_of_texts
 from speclab.lab.output_checks import judge
-from speclab.lab.rows import Predicted, noise_floors, rows_of
+from speclab.lab.rows import noise_floors, rows_of
 from speclab.lab.run_config import RunConfig
 from speclab.models import padding
 from speclab.models import prompts as texts
@@ -70,11 +69,7 @@ def measure_and_judge(
 
 
 def build_rows(measured: Measurement, costs: CostTable) -> list[Row]:
-    return rows_of(measured.lines, predicted(measured, costs))
-
-
-def predicted(measured: Measurement, costs: CostTable) -> Predicted:
-    """Return what the costs and the baseline's texts say of every line of a draft that has costs."""
+    """Return the rows, with what the costs and the baseline's texts say of every line of a draft that has costs."""
     baseline = {(line.temperature, line.prompt_index): line for line in measured.lines if line.arm == BASELINE}
     probs = probs_of_texts(measured, max((line.draft_length for line in measured.lines), default=0))
     rounds_along, found, rule = rounds_of_texts(measured), {}, measured.bench.functions.rule
@@ -93,10 +88,7 @@ def predicted(measured: Measurement, costs: CostTable) -> Predicted:
             rounds = functools.partial(rounds_along, arm, line.prompt_index)
         if part := attribution.price(line, baseline[place], own, accept_probs, rounds, looked_up):
             found[arm, *place] = part
-    return found
-
-
-# --- the same pair where something else limits a pass -----------------------------------------------------------------
+    return rows_of(measured.lines, found)
 
 
 def padded_size(config: RunConfig, bytes_a_second: float) -> str | None:
@@ -112,8 +104,7 @@ def padded_size(config: RunConfig, bytes_a_second: float) -> str | None:
 
 
 def padded_kinds(kinds: list[str], size: str) -> list[str]:
-    """Return `--draft` for a target of this size: the lab's draft at a tenth of it; lookups and the lab's head stay;
-    others are left out."""
+    """Return those of `--draft` for a target of this size: the lab's draft at a tenth of it, its head, and lookups."""
     tenth = [name for name, (n, *_) in padding.SIZES.items() if n * DRAFT_SHARE == padding.millions_of(size)]
     drafts = [f"lab:{name}" for name in tenth if padding.rows_of(name) == padding.rows_of(size)]
     usable = ("model", "feature", "hybrid", *registry.lookups())

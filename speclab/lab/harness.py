@@ -88,9 +88,6 @@ class Measurement:
         line.add(decoding.prefill_seconds, decoding.decode_seconds, decoding.tokens, counts, decoding.rounds)
 
 
-# --- turns ------------------------------------------------------------------------------------------------------------
-
-
 def take_turns(arms: Sequence[Any], after_step: Callable[[Any], None] | None = None, stride: float = 0.0) -> None:
     """Finish them all; the one that is least far goes next, the first of the sequence among equals.
 
@@ -135,8 +132,7 @@ def measure(
     """Decode all prompts with all arms, in turns. Ctrl-C keeps the turns that every arm has finished.
 
     instruments: for each draft the lengths that its instrumented decoding tries; without lengths it has none. With any
-    draft the baseline, which is the first of `arms`, runs a second time, too. schedule: finishes the decodings of the
-    turn with this number.
+    draft the baseline, the first of `arms`, runs twice. schedule: finishes the decodings of the turn with this number.
     """
     if instruments:
         middle = (len(arms) + 1) // 2  # half a round of turns away from the first, as the other arms are on average

@@ -94,8 +94,7 @@ def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter,
     """Yield the rounds of `functions.rounds(target, drafter, *args)` with the seconds of every phase.
 
     On CUDA the clock is events, and nothing waits inside a round; elsewhere it waits for the device around each phase,
-    and a run with it is slower than one without. The prefill round has one phase, `prefill`. What no other phase covers
-    is the host's.
+    which slows a run. The prefill round has one phase, `prefill`. What no other phase covers is the host's.
     """
     device, spans = target.device, list[tuple[str, Any, Any]]()
     # The processor's caches are full of weights after a pass, so every line of the clock takes microseconds there.

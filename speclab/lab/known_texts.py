@@ -2,8 +2,7 @@
 
 A draft whose proposals follow from the text alone has probabilities, from one teacher-forced pass of each model over
 the text. Rounds of a draft that learns while it drafts, or is made of others, are found in the production loop: only
-the target is a stand-in that says the text. When sampling this is not possible, since there a rejected token and the
-one that replaces it belong together.
+the target is a stand-in that says the text. Not when sampling: a rejected token and its replacement belong together.
 """
 
 import functools
@@ -39,8 +38,7 @@ def calibrated(measured: Measurement) -> CostTable:
 def accept_probs(
     bench: Bench, draft: str, prompt: Prompt, text: list[int], sampling: Sampling, longest: int
 ) -> AcceptProbs:
-    """Return the acceptance probabilities of a draft along a text of the target, for drafts of up to `longest`
-    tokens."""
+    """Return the acceptance probabilities of a draft along a text of the target, for up to `longest` tokens a draft."""
     target, prompt_ids = bench.setup.target, prompt.id_list
     law = bench.drafters[draft].law(target, prompt_ids, text, sampling, longest)
     target_probs = functools.partial(distributions, target, prompt_ids, text, sampling, target.vocab_size)
@@ -104,8 +102,7 @@ class KnownText:
         return dict(zip(layers, outputs, strict=True))
 
     def _read(self, start: int, n: int, places: Tensor | None = None) -> Tensor:
-        """Return logits of the tokens at these places, or from `start` on. Where a token is not the text's they mean
-        nothing, and no rule looks."""
+        """Return logits of tokens at these places, or from `start` on. Those of a token not the text's mean nothing."""
         self._last = slice(start, start + n)
         places = torch.arange(start, start + n, device=self._ids.device) if places is None else places
         following = nn.functional.pad(self._ids, (0, n + 1))[:, places + 1]

@@ -10,8 +10,7 @@ from speclab.theory import losslessness
 
 
 def exit_code(measured: Measurement) -> int:
-    """Return 1 where a judged text is wrong, else 0. Raises what ended the measurement early where that is a problem to
-    mend."""
+    """Return 1 where a judged text is wrong, else 0. Raises what ended the measurement, but for Ctrl-C."""
     if measured.stop and not isinstance(measured.stop, KeyboardInterrupt):
         raise measured.stop
     return int(not all(entry["passed"] for entry in measured.correctness))
@@ -26,8 +25,7 @@ def judge(measured: Measurement, asked: Iterable[tuple[Arm, float]] | None = Non
 
 
 def judge_greedy(measured: Measurement, arm: Arm, temperature: float = 0.0) -> dict[str, Any]:
-    """Say whether an arm's texts equal the baseline's, or where each first differs and why; `passed` is false where one
-    is wrong."""
+    """Say whether an arm's texts equal the baseline's, or where each differs first and why; `passed`: none is wrong."""
     setup, lines = measured.bench.setup, measured.of(arm, temperature)
     baseline = {line.prompt_index: line.texts[0] for line in measured.of(BASELINE, temperature)}
     differences = []

@@ -23,8 +23,7 @@ OWN, CONSTANT = "own", "constant"  # rounds of the drafter itself, and of one th
 def measure_costs(
     functions: LoopFunctions, target: CachedModel, drafter: Drafter, prompts: Sequence[Tensor], settings: DecodeSettings
 ) -> None:
-    """Give `drafter` the costs of rounds at the temperature of `settings`; those of a hybrid are measured with its
-    model. prompts: (1, prompt length) ids each.
+    """Give `drafter` the costs of rounds at this temperature, a hybrid those with its model. prompts: (1, n) ids each.
 
     A lookup often finds nothing, so a drafter that always drafts shows what passes cost. The texts have a length of
     their own, which no end token ends: a run may be too short to show what a round costs.

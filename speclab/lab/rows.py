@@ -13,9 +13,7 @@ Predicted = Mapping[tuple[Arm, float, int], PredictedSeconds]  # by arm, tempera
 
 def rows_of(decoded: list[Decoded], predicted: Predicted | None = None) -> list[Row]:
     """Return the row of every arm at every temperature, for all prompts and for each kind of them, beside the baseline
-    of as many texts at a time.
-
-    predicted: what the costs say of each arm and prompt; without it rows have no predictions.
+    of as many texts at a time. predicted: what the costs say of each arm and prompt.
     """
     rows = []
     for alike in _groups(decoded):
@@ -32,8 +30,7 @@ def rows_of(decoded: list[Decoded], predicted: Predicted | None = None) -> list[
 
 
 def noise_floors(decoded: list[Decoded]) -> list[Noise]:
-    """Return the distance of the baseline from itself on all prompts, for each temperature and number of texts at a
-    time at which it ran twice."""
+    """Return the distance of the baseline from itself, for each temperature and number of texts at a time."""
     return [floor for alike in _groups(decoded) if (floor := noise_floor(alike))]
 
 
@@ -63,8 +60,7 @@ def row_of(
 ) -> Row:
     """Return the row of one arm beside the baseline on the same prompts, all at one temperature.
 
-    kind: the name of this group of prompts. floor: how far the baseline is from itself on them. A prompt that one side
-    has not decoded does not count.
+    kind: the name of this group of prompts; only those count that both sides have decoded. floor: its noise floor.
     """
     by_prompt = {one.prompt_index: one for one in decoded}
     pairs = [(b, by_prompt[b.prompt_index]) for b in baseline if b.prompt_index in by_prompt]

@@ -65,11 +65,6 @@ class RunConfig:
 
     def head(self, measured: Measurement) -> dict[str, Any]:
         """Return the fields of files.LabRun: what ran, where and how."""
-        optional = {
-            "rule": self.functions.rule.name if self.functions.rule.name != TOKEN.name else None,
-            "functions": self.functions.about or None,
-            "chat": any(prompt.chat for prompt in self.prompts) or None,
-        }
         return {
             "schema_version": files.SCHEMA_VERSION,
             **files.when_and_where(self.setup.device),
@@ -86,7 +81,9 @@ class RunConfig:
                 "top_p": self.setup.sampling.top_p,
                 "why_engine": self.setup.why_engine,
                 "unapplied_generation_settings": self.setup.unapplied,
-                **{name: value for name, value in optional.items() if value},
+                "rule": self.functions.rule.name if self.functions.rule.name != TOKEN.name else None,
+                "functions": self.functions.about,
+                "chat": any(prompt.chat for prompt in self.prompts),
             },
             "models": self.models(),
         }
