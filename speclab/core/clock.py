@@ -1,5 +1,4 @@
-"""The time that work takes on a device, which may do it after the call returns; and a pause of Python's garbage
-collector, whose seconds would count in it."""
+"""The time that work takes on a device, which may do it after the call; and a pause of Python's garbage collector."""
 
 import contextlib
 import gc

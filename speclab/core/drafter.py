@@ -19,8 +19,7 @@ from speclab.core.sampling import GREEDY, Sampling
 
 
 class Drafter:
-    """Proposes tokens for one row of text. Where a drafter is made of others, the attributes below describe each of its
-    `parts`."""
+    """Proposes tokens for one row of text. Where a drafter has several `parts`, the attributes describe each."""
 
     is_model = False  # it is a draft model with the target's ids
     draws = False  # its tokens are drawn from probabilities when sampling; else they are certain

@@ -24,8 +24,7 @@ SPARE = 512  # rows of new buffers beyond what is needed
 
 
 class HeadDrafter(Drafter):
-    """Reads the target's hidden states: its passes have to keep the outputs of the head's layers
-    (CachedModel.hidden_layers).
+    """Reads the target's hidden states: CachedModel.hidden_layers has to name the head's layers.
 
     ids: (draft vocabulary,) the target's id of each of the head's; None where they are the same.
     """
@@ -67,8 +66,7 @@ class HeadDrafter(Drafter):
         return f"{name}: {depth} over the target's states after layers {layers} (from 0), {millions:.1f} M parameters"
 
     def as_target_logits(self, logits: Tensor, vocab_size: int) -> Tensor:
-        """Return the head's logits (n, draft vocabulary) -> (n, vocab_size); ids that the head lacks have no
-        probability"""
+        """Give ids that the head lacks no probability: (n, draft vocabulary) logits -> (n, vocab_size)"""
         n_ids = max(vocab_size, self._n_ids)
         if self.ids is not None or logits.shape[1] < n_ids:
             ids = torch.arange(logits.shape[1], device=logits.device) if self.ids is None else self.ids

@@ -72,8 +72,7 @@ class HybridDrafter(Wrapper):
         return as_draft(self._found[:n], self._device) if n else self.drafter.propose(k, uniforms)
 
     def _choose(self, n: int, k: int) -> int:
-        """Decide how many of the n tokens that were found are drafted; 0 where the model promises more tokens per
-        second.
+        """Decide how many of n found tokens are drafted; 0 where the model promises more tokens per second.
 
         The model would draft k tokens, or as many as it has room for. Where lengths are chosen, the best number of each
         is compared. Nothing is counted beyond what has a known cost.

@@ -6,8 +6,7 @@ and takes seconds(n) seconds. All n are compared, since measured costs have step
     n that maximises  E[tokens(n)] - S * seconds(n)
 
 S is the rate, in tokens per second, that the best fixed length is expected to reach. A drafter that works token by
-token is asked again after each token, with the probability that it gave that token: then the expectation is that of
-the tokens behind it.
+token is asked again after each, with the probability that it gave that token: the expectation is then of those behind.
 
 Nothing is dropped once it is drawn. Whether a further token is drafted may depend on all that is known, the drawn
 tokens included, and the output stays exact; dropping a token after it was looked at would make it wrong. For p = q =
@@ -85,8 +84,7 @@ class Tally:
 
 
 class Acceptance:
-    """Counts of accepted tokens so far, at one temperature: by depth, by the draft's probability of its own token, and
-    for a lookup by the length of its match."""
+    """Counts of accepted tokens at a temperature: by depth, by the draft's own probability, by length of a match."""
 
     def __init__(self) -> None:
         self.depths = [Tally(FIRST_GUESS) for _ in range(LONGEST)]

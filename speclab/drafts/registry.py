@@ -1,8 +1,7 @@
 """The one table of drafts: the words that `--draft` takes, what builds each draft, and a line of help.
 
 A `Kind` reads what is typed after its name. That gives a `Choice`: what is known of a draft before a model is loaded,
-and how it is built. The lab's own kinds stand at the end of this file, a lookup in one line. An extension adds its own
-from its register.py.
+and how it is built. The lab's own kinds stand at the end of this file; a register.py adds those of an extension.
 """
 
 import difflib
@@ -210,8 +209,7 @@ def head_choice(
 
 
 def own_head(name: str, target: str) -> str:
-    """Return the folder of the lab's head for the target of this name (such as smollm2, empty for a folder) where there
-    is one, else that of the lab's pair."""
+    """Return the folder of the lab's head for the target of this name, such as smollm2, or else for the lab's pair."""
     folder = loading.MODELS / target / name
     return str(folder if target and Path(target).name == target and folder.is_dir() else loading.LAB_PAIR / name)
 

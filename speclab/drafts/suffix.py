@@ -33,8 +33,7 @@ class Node:
         self.after: dict[int, Node] = {}  # by the token that followed
 
     def best(self) -> tuple[int, float]:
-        """Return the token that followed most often, and among equals the most recent; and how often any other one
-        followed."""
+        """Return the token that followed most often, of equals the most recent, and how often any other one did."""
         token, child = max(self.after.items(), key=lambda item: (item[1].count, item[1].latest))
         return token, sum(node.count for node in self.after.values()) - child.count
 

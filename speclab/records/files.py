@@ -131,8 +131,7 @@ def to_json(record: Head) -> str:
 
 
 def read(path: Path, kind: type[Record]) -> Record:
-    """Return a record from disk, checked. kind: its class, or dict. Raises EnvironmentProblem where it is no such
-    record."""
+    """Return a record from disk, checked. kind: its class, or dict. Raises EnvironmentProblem where it is none."""
     try:
         return _adapter(kind).validate_json(read_bytes(path, LARGEST))
     except (OSError, ValueError, RecursionError) as error:

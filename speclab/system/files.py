@@ -1,5 +1,4 @@
-"""Files: read up to a limit, checked before anything is measured, written whole or not at all; and the places of the
-lab's own files and of results."""
+"""Files: read up to a limit, checked before a run, written whole or not at all; and the lab's places for them."""
 
 import contextlib
 import errno
@@ -26,8 +25,7 @@ def shown(path: Path) -> str:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Read all bytes of a file or a pipe. Raises OSError or ValueError where it is no such thing or holds more than
-    `most` bytes."""
+    """Read all of a file or a pipe. Raises OSError or ValueError where it is none, or holds more than `most` bytes."""
     if path.exists() and not path.is_file() and not path.is_fifo():
         raise OSError(errno.EINVAL, "it is a folder or a device, no file")
     with open(path, "rb") as file:
@@ -51,8 +49,7 @@ def check_writable(path: Path, flag: str) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> Path:
-    """Write a file whole or not at all: under a name of its own beside its place, then in its place. A link is followed
-    and stays."""
+    """Write a file whole or not at all: under another name beside its place, then there. Links stay."""
     with _told(path, "choose another place"):
         target = _target(path)
         part = target.with_name(f".{secrets.token_hex(8)}.part")
@@ -98,8 +95,7 @@ def is_own(path: Path) -> bool:
 
 
 def cache_folder() -> Path:
-    """Return the user's folder for what takes long to make. Raises OSError where it cannot be made or others can write
-    there."""
+    """Return the user's folder for what takes long to make. Raises OSError where there is none, or others can write."""
     usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "speclab")
     try:
         place = Path(os.environ.get(CACHE) or usual.expanduser())

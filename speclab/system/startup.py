@@ -1,5 +1,4 @@
-"""Imported first by every script: says within a second what takes so long, makes Ctrl-C during it one line, and knows
-whether other work uses the machine.
+"""Imported first by every script: says what takes so long, makes Ctrl-C one line, and knows of other work here.
 
 `reports_problems` takes over when main() runs. A module that is no script gets neither. Both tell the threads of OpenMP
 to sleep between their jobs: by default a thread tests for milliseconds whether there is a next job, and beside another

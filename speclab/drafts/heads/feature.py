@@ -93,8 +93,7 @@ class FeatureHead(nn.Module):
         """Run a pass: states (1, m, hidden) from position `length` on, the token after each, (1, m), and the rotations
         of their positions.  -> what comes out at the last one, (1, 1, hidden), and its logits, (1, draft_vocab)
 
-        keys, values: (rows, key heads, head size) each; the pass writes m rows from `length` on, and reads all up to
-        them.
+        keys, values: (rows, key heads, head size) each; m rows from `length` on are written, and all up to them read.
         """
         residual, queries, *own = self.project(states, tokens, rotation)
         all_keys, all_values = appended((keys, values), own, length)
@@ -114,8 +113,7 @@ class FeatureHead(nn.Module):
 
 @torch.no_grad()
 def target_pass(target: PreTrainedModel, rows: Tensor, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Run the target over (batch, n) ids -> the layers' outputs side by side (batch, n, layers * hidden), logits
-    (batch, n, vocab)."""
+    """Run the target: (batch, n) ids -> layers' outputs side by side (batch, n, layers * hidden), (batch, n, vocab)."""
     with layer_outputs(target, layers) as hidden:
         logits = target(input_ids=rows, use_cache=False).logits
     return torch.cat([hidden[layer] for layer in layers], dim=-1), logits
@@ -128,8 +126,7 @@ def rollout(
     and its acceptance is forecast from it.  -> by depth j the positions t of the chains, and logits of token t + 2 + j
 
     hidden: (batch, n, layers * target_hidden). tokens: (batch, n); a chain reads the text's own tokens, not what the
-    head would have drawn. starts: (batch, chains) positions from which chains go (default: all that have a token for
-    every depth).
+    head would have drawn. starts: (batch, chains) positions where chains begin; None: all with a token for each depth.
     """
     n, n_rows = tokens.shape[1] - 1 - depth, tokens.shape[0]  # positions that have a token for every depth
     states, block = head.fuse(hidden[:, :n]), head.config.block
@@ -139,11 +136,8 @@ def rollout(
     attended = scaled_dot_product_attention(queries, first_keys, first_values, is_causal=True)
     states = head.finish(residual, attended)
     text = torch.arange(n, device=tokens.device)
-    if starts is None:
-        positions = text.expand(n_rows, n)
-    else:
-        positions = starts
-        states = states.gather(1, starts[..., None].expand(-1, -1, states.shape[-1]))
+    positions = text.expand(n_rows, n) if starts is None else starts
+    states = states.gather(1, positions[..., None].expand(-1, -1, states.shape[-1]))
     outputs = [(positions, head.logits(states))]
     visible = (text <= positions[..., None]).unsqueeze(1)  # (batch, 1, chains, n) what a chain sees of the text
     mask = torch.zeros_like(visible, dtype=queries.dtype).masked_fill(~visible, float("-inf"))

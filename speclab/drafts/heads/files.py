@@ -5,9 +5,8 @@ is state i + 1); model.safetensors holds its weights. `d2t` is there where the h
 has: d2t[i] + i is the target's id of the head's id i; t2d marks the same ids, and is not read. An embedding or an
 output layer that is not there is the target's.
 
-Nothing in them is trusted, and no code is run. The library checks the types of a decoder's entries; those that change
-what a head computes in a way that the lab does not are refused. Names and shapes of all weights are compared with what
-the config asks for before a number is read.
+Nothing in them is trusted, and no code is run. The library checks the types of a decoder's entries; those that the lab
+does not compute are refused. Names and shapes of weights are held against the config before a number is read.
 """
 
 import json
@@ -88,12 +87,8 @@ def feature_config(found: dict[str, Any], n_layers: int) -> HeadConfig:
     )
 
 
-# --- config.json ------------------------------------------------------------------------------------------------------
-
-
 def read_files(name: str) -> tuple[dict[str, Any], Path]:
-    """Return the contents of config.json and the file of the weights, whose header can be read, of a folder or a hub
-    name. Raises EnvironmentProblem."""
+    """Return what config.json of a folder or a hub name holds, and the file of weights, whose header can be read."""
 
     def load() -> tuple[dict[str, Any], Path]:
         config, weights = (Path(str(cached_file(name, file))) for file in (CONFIG, WEIGHTS))
@@ -153,9 +148,6 @@ def layers_of(states: list[int], n_layers: int) -> tuple[int, ...]:
     return tuple(state - 1 for state in states)
 
 
-# --- weights ----------------------------------------------------------------------------------------------------------
-
-
 def weights_of(target: PreTrainedModel) -> tuple[Tensor, Tensor]:
     """Return the target's embedding and its output layer, (vocabulary, hidden) each."""
     modules: Any = target.get_input_embeddings(), target.get_output_embeddings()
@@ -166,8 +158,7 @@ def read_weights(
     name: str, path: Path, make: Callable[[], Any], target: PreTrainedModel, unused: tuple[str, ...] = UNUSED
 ) -> SavedHead:
     """Return the head that `make` makes without numbers, with those of this file. unused: how the names of weights
-    begin that are passed over. Raises EnvironmentProblem for names and shapes that are not those of the head, and for
-    weights that are not finite."""
+    begin that are passed over. Raises EnvironmentProblem for other names or shapes, or numbers that are not finite."""
 
     def built() -> SavedHead:
         with torch.device("meta"):
