@@ -6,8 +6,7 @@
     feature    a head of one layer that reads the target's hidden states (speclab/drafts/feature.py)
     hybrid     a lookup where it pays more, a model elsewhere (speclab/drafts/hybrid.py)
 
-A new kind implements `Drafter`, and speclab/drafts/registry.py turns `--draft KIND` into it; the loop in
-optimized_speculative.py does not change.
+A new kind implements `Drafter`, and speclab/drafts/registry.py turns `--draft KIND` into it; the loop stays as it is.
 """
 
 import itertools
@@ -31,8 +30,7 @@ class ModelDrafter(Drafter):
 
     Between rounds its cache holds a prefix of the committed tokens, never a rejected one. What is missing (the last
     committed token, and after a fully accepted round also the last drafted one, which was never fed) goes in with the
-    first pass of the next round. Ids that it lacks have probability 0, and where its context ends it drafts fewer
-    tokens, then none.
+    first pass of the next round. Ids that it lacks have probability 0, and where its context ends it drafts less.
     """
 
     is_model = draws = asks_to_go_on = True

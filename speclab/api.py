@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from transformers import PreTrainedTokenizerBase
-
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import GREEDY, Sampling
@@ -30,7 +28,7 @@ from speclab.lab.round_costs import measure_costs
 from speclab.models import loading
 from speclab.models.engine_choice import ENGINES
 from speclab.models.pieces import with_text
-from speclab.models.prompts import Messages, Prompt, chats_ids, encode
+from speclab.models.prompts import Messages, encode
 from speclab.models.setup import Setup, load_setup
 from speclab.system.errors import UsageProblem
 
@@ -98,7 +96,10 @@ def speculate(
         raise ValueError(f'draft_length must be 0 or more or "auto", and max_new_tokens 0 or more, {wrong}')
     setup = pair.setup
     settings = DecodeSettings(max_new_tokens, Sampling(temperature, top_k, top_p), setup.eos, seed)
-    encoded = _encoded(prompt, setup.tokenizer)
+    is_chat = isinstance(prompt, list) and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in prompt)
+    if not isinstance(prompt, str) and not (prompt and is_chat):
+        raise UsageProblem('a chat is a list of messages, each such as {"role": "user", "content": "..."}')
+    [encoded] = encode([("prompt", prompt)], setup.tokenizer, is_chat)
     check_prompts(setup.target, [pair.drafter], [encoded], max_new_tokens)
     drafter, ids = pair.on_auto if draft_length == "auto" else pair.drafter, encoded.ids.to(setup.device)
     if k:
@@ -109,13 +110,3 @@ def speculate(
     own.forget()  # texts may have the same random numbers: what one of them taught must not decide in another
     rounds = SPECULATIVE.rounds(setup.target.with_own_cache(), own, ids, k, settings)
     return with_text(rounds, setup.pieces(encoded))
-
-
-def _encoded(prompt: str | Messages, tokenizer: PreTrainedTokenizerBase) -> Prompt:
-    if isinstance(prompt, str):
-        return encode([("prompt", prompt)], tokenizer)[0]
-    is_chat = isinstance(prompt, list) and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in prompt)
-    if not prompt or not is_chat:
-        raise UsageProblem('a chat is a list of messages, each such as {"role": "user", "content": "..."}')
-    [ids] = chats_ids([prompt], tokenizer)
-    return Prompt("chat", str(prompt[-1]["content"]), ids, chat=True)

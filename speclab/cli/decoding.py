@@ -87,8 +87,7 @@ def parse(docstring: str, argv: list[str] | None, speculative: bool) -> argparse
 
 
 def load(args: argparse.Namespace, functions: LoopFunctions) -> Loaded:
-    """Load what the flags of a decoding ask for, and check it. Lines say what runs. Costs that a draft chooses by are
-    measured."""
+    """Load what the flags of a decoding ask for, check it, say what runs, and measure costs that a draft chooses by."""
     choice = registry.read(args.draft) if "draft" in args else None
     if choice:
         flags.check_rule(args.rule, [args.temperature], [choice])

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from speclab.cli.parsing import at_least, plain_name, seed, some_name, some_path
-from speclab.core.rules import all_rules, rule_of
+from speclab.core.rules import TOKEN, all_rules, rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
 from speclab.models import loading, prompts
@@ -23,7 +23,6 @@ from speclab.system.terminal import note
 DEVICES, DTYPES = ("auto", "cpu", "cuda", "mps"), ("auto", "float32", "bfloat16")
 PLANS = ("auto", "balanced", "sequential")  # of the library, for the weights of a target
 DRAFT_HELP = "--draft help lists all kinds"
-TOKEN = "token"  # the accept rule where --rule is left out
 
 Group = argparse._ActionsContainer  # a parser, or a group of its flags
 
@@ -106,7 +105,7 @@ def add_draft_flag(
     help: str = f"what drafts (default: %(default)s); {DRAFT_HELP}",
 ) -> None:
     """Add --draft, which `speclab/drafts/registry.py` reads. A command that has no --rule has the usual one."""
-    parser.set_defaults(rule=TOKEN, auto=False)
+    parser.set_defaults(rule=TOKEN.name, auto=False)
     parser.add_argument("--draft", default=default, metavar="KIND", type=_or_help(registry.shown, str), help=help)
 
 
@@ -116,7 +115,7 @@ def add_rule_flag(parser: Group) -> None:
         lambda name: rule_of(name).name,
     )
     judged = "how drafted tokens are judged (default: %(default)s); --rule help lists all"
-    parser.add_argument("--rule", type=table, default=TOKEN, metavar="RULE", help=judged)
+    parser.add_argument("--rule", type=table, default=TOKEN.name, metavar="RULE", help=judged)
 
 
 def check_rule(name: str, temperatures: list[float], choices: list[registry.Choice]) -> None:

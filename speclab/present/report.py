@@ -1,5 +1,4 @@
-"""The page of a comparison, the first screen with its pictures and then all rows; and what a loop's script says of its
-rounds. Nothing is measured here."""
+"""The page of a comparison, its first screen with pictures and then all rows; and what a loop says of its rounds."""
 
 from operator import attrgetter
 

@@ -109,8 +109,7 @@ def _is_lossy(run: Head) -> bool:
 
 
 def same_text_lines(run: ComparisonRun) -> list[str]:
-    """Return a line for the texts of each temperature, below every greedy difference, and above a line for each arm
-    that sampled and is wrong or lossy."""
+    """Return a line for each temperature, below its greedy differences, above sampling arms that are wrong or lossy."""
     lines = []
     for temperature in sorted({entry["temperature"] for entry in run.correctness}):
         entries = [entry for entry in run.correctness if entry["temperature"] == temperature]
@@ -259,8 +258,7 @@ def step_seconds(run: ComparisonRun) -> float:
 
 
 def limit_line(run: ComparisonRun) -> str | None:
-    """Say how much of a decode step the reading of weights takes, what further tokens of a pass add, and what limits
-    the step, where that follows."""
+    """Say what share of a step the reading of weights takes, what further tokens add, and, if it follows, the limit."""
     whole = full_rows(run)
     if not whole or not run.bandwidth or run.weight_bytes is None:
         return None
@@ -282,8 +280,7 @@ def limit_line(run: ComparisonRun) -> str | None:
 
 
 def ladder_line(run: ComparisonRun) -> str | None:
-    """Say what lies between the formula and the speedup of the fastest row that has a ladder, and where none has one,
-    of the fastest that the formula knows."""
+    """Say what lies between the formula and the speedup of the fastest row with a ladder, else the fastest it knows."""
     rows = [row for row in first_rows(run) if row.book_formula is not None]
     row = max(rows, key=lambda row: (bool(factors(row)), row.speedup), default=None)
     if row is None:

@@ -92,8 +92,7 @@ def _text(block: Lines | Table | str | None, markdown: bool) -> str | None:
 
 
 def table(rows: Sequence[Sequence[str]], heads: list[str], markdown: bool = False, n_words: int = 1) -> str:
-    """Return the cells as a table for the terminal, or in Markdown. All columns but the first `n_words` are numbers,
-    aligned right."""
+    """Return the cells as a table, here or in Markdown. Columns behind the first `n_words` are aligned right."""
     sides = ["left"] * n_words + ["right"] * (len(heads) - n_words)
     how = {"colalign": sides, "disable_numparse": True, "tablefmt": "github" if markdown else "simple"}
     return "\n".join(line.rstrip() for line in tabulate.tabulate(rows, heads, **how).splitlines())
@@ -103,9 +102,6 @@ def short(name: str, width: int) -> str:
     """Return a name in at most `width` characters, cut in its middle."""
     half = (width - 1) // 2
     return name if len(name) <= width else f"{name[: width - 1 - half]}…{name[-half:]}"
-
-
-# --- how numbers are written; a dash where there is none ---
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -135,9 +131,6 @@ def temperature_name(temperature: float) -> str:
     return f"T = {temperature:g} ({'sampling' if temperature else 'greedy'})"
 
 
-# --- columns that several tables have ---
-
-
 def prediction(predicted: Callable[[Any], float | None]) -> Cell:
     """Return a cell such as "2.58 +106%": a prediction and its error, predicted / measured - 1."""
     return lambda row: "-" if (it := predicted(row)) is None else f"{it:.2f} {it / row.speedup - 1:>+5.0%}"
@@ -147,7 +140,7 @@ def drafts_only(cell: Cell) -> Cell:
     return lambda row: cell(row) if row.draft else "-"
 
 
-CELLS: dict[str, Cell] = {
+CELLS: dict[str, Cell] = {  # columns that several tables have
     "draft": lambda row: row.method,
     "k": drafts_only(lambda row: "≤ " * row.draft.endswith(AUTO) + str(row.draft_length)),
     "T": lambda row: f"{row.temperature:g}",

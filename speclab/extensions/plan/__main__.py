@@ -31,7 +31,7 @@ from speclab.lab.rows import noise_floors
 from speclab.lab.run_config import RunConfig
 from speclab.present import tables
 from speclab.present.pictures import figures
-from speclab.present.pictures.figures import STYLES, Panel, Series, column, draw
+from speclab.present.pictures.figures import STYLES, Panel, Series, draw, plain
 from speclab.present.report import COSTS
 from speclab.present.screen import noise_lines, provenance, remarks, rough_line
 from speclab.present.tables import Block, Cell, Lines, Markdown, Table, cells, speedup, temperature_name
@@ -207,11 +207,11 @@ def _of_draft(run: PlanRun, fact: DraftFacts) -> list[PlanEntry]:
 
 def picture(run: PlanRun, folder: Path, name: str) -> Path:
     """Draw the speedup against k: as it is expected."""
-    series, x = [], "draft_length"
+    series = []
     for i, fact in enumerate(run.drafts):
         label = fact.method + f", T = {fact.temperature:g}" * (fact.temperature > 0)
-        entries = _of_draft(run, fact)
-        series.append(Series(f"{label}, expected", column(entries, "speedup", x), i, STYLES[i % 2]))
+        found = plain((entry.draft_length, entry.speedup) for entry in _of_draft(run, fact))
+        series.append(Series(f"{label}, expected", found, i, STYLES[i % 2]))
     return figures.save(draw([Panel(series, "draft length k")], 6.8, 4.8), run, folder, name)
 
 

@@ -61,13 +61,8 @@ def with_interval(row: Any) -> Value:
     return row.speedup, row.speedup_low, row.speedup_high
 
 
-def column(rows: Iterable[Any], name: str, x: str = "x") -> dict[Any, Value]:
-    return plain((getattr(row, x), getattr(row, name)) for row in rows)
-
-
 def blank(n: int, width: float, height: float, **shared) -> tuple[Figure, list]:
-    """Return a figure with n pairs of axes, each so many inches wide and high, two in a row from four on.  -> figure,
-    axes"""
+    """Return a figure and its n pairs of axes, each so many inches wide and high, two in a row from four on."""
     columns = n if n < 4 else 2
     rows = -(-n // columns)
     size = (max(6.4, width * columns), height * rows)
@@ -156,8 +151,7 @@ def note(axis, x: float, y: float, text: str, up: float = 7, right: float = 0, *
 
 
 def save(figure: Figure, run: Head, folder: Path, name: str, beside: Iterable[Head] = ()) -> Path:
-    """Write the figure as folder/name.png, signed, and close it. Where speeds are rough, a line above it says so. It
-    shows the runs `beside`, too."""
+    """Write the figure of these runs as folder/name.png, signed, with a line above it where speeds are rough."""
     runs = [run, *beside]
     if factor := max(filter(None, map(rough_factor, runs)), key=float, default=None):
         title = "\n".join(filter(None, [f"{ROUGH} {factor}", figure.get_suptitle()]))

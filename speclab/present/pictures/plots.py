@@ -22,8 +22,7 @@ PREDICTIONS = {"forecast": "forecast", "book_formula": figures.BOOK}
 
 def comparison(run: ComparisonRun, folder: Path, name: str) -> list[partial[Path | None]]:
     """Return the pictures of a comparison, of which the speedups and the limits show its short runs, too: each is
-    painted and written when it is called, so that what fails in one costs no other file.  -> its path, or None where
-    there is nothing to show"""
+    painted and written when it is called, so that what fails in one costs no other file.  -> its path, if any"""
     painters: dict[str, Painter] = {"speedup": lambda parts: draw(speedup_panels(parts), 5.4, 4.6)}
     painters |= {"why": lambda parts: _why(drafted(run))} | ({"limits": _limits} if len(run.parts) == 3 else {})
     return [partial(_write, paint, run, folder, f"{name}-{what}") for what, paint in painters.items()]
@@ -95,14 +94,12 @@ def _limits(runs: list[ComparisonRun]) -> Figure:
 
 def _lookups(axis, runs: list[ComparisonRun], shares: list[dict[int, float]]) -> None:
     """Draw in which share of its rounds the lookup of `hybrid` drafts: a bar for each run and fixed k."""
-    lengths = set[int]()
     for i, (run, found, color, hatch) in enumerate(zip(runs, shares, figures.COLOURS, ("", "//", ".."), strict=False)):
         places = [k + (i - 1) * 0.55 for k in found]
         axis.bar(places, found.values(), 0.5, color=color, hatch=hatch, edgecolor="white", label=target_name(run))
         for place, share in zip(places, found.values(), strict=True):
             figures.note(axis, place, share, f"{share:.0%}", 6)
-        lengths |= found.keys()
-    axis.set_xticks(sorted(lengths))
+    axis.set_xticks(sorted({k for found in shares for k in found}))
     axis.set_yticks([0, 0.5, 1], ["0%", "50%", "100%"])
     axis.set_xlabel("draft length k")
     axis.set_ylabel("share of the rounds")
