@@ -9,6 +9,7 @@ It prints both commands, and how to ask the servers.
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import shlex
@@ -21,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from speclab.system import startup  # isort: skip  - the imports below are slow, and this says so
 from speclab.cli import parsing
@@ -52,12 +53,18 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         servers = commands(args, Path(folder))
-        with started(servers, args.port) as (url, plain):
+        with started(servers, args.port) as running:
             for port, one in enumerate(servers, args.port):
                 say(f"{shlex.join(one)} --port {port}")
+            if any(folder in word for word in itertools.chain(*servers)):
+                say(f"the models in {folder} were made for these servers, and go with them")
             raw = "" if args.models else " --raw"  # the lab's pair has no chat template
+            url, plain = (one.url for one in running)
             say(f"ask them: python -m speclab.extensions.servers --url {url} --plain-url {plain}{raw}")
-            signal.pause()
+            while True:
+                for one in running:
+                    one.check()
+                time.sleep(POLL_SECONDS)
     return 0
 
 
@@ -110,12 +117,28 @@ def _as_gguf(model: str, folder: Path) -> str:
     return str(written_gguf.convert(model, path)) if Path(model).is_dir() else model
 
 
+class Running(NamedTuple):
+    """A server's address, its process, and the file with what it writes."""
+
+    url: str
+    process: subprocess.Popen
+    log: IO[bytes]
+
+    def check(self, ended: bool = False) -> None:
+        """Raise EnvironmentProblem, with the last line that the server has written, where it has ended."""
+        if ended or self.process.poll() is not None:
+            self.log.seek(0)
+            last = ["nothing", *filter(str.strip, self.log.read().decode(errors="replace").split("\n"))][-1]
+            said = " ".join(last.split())[:200]
+            raise EnvironmentProblem(f"the server at {self.url} has ended, or does not start; it wrote last: {said}")
+
+
 @contextlib.contextmanager
-def started(commands: Sequence[Sequence[str]], port: int) -> Iterator[list[str]]:
+def started(commands: Sequence[Sequence[str]], port: int) -> Iterator[list[Running]]:
     """Run servers side by side for as long as the block, the first at this port and each other one at the next, and
-    give their addresses once all of them answer. EnvironmentProblem where one does not start, with the last line that
-    it has written, or where a port is taken: another server would answer there."""
-    running = list[tuple[str, subprocess.Popen, IO[bytes]]]()
+    give them once all of them answer. EnvironmentProblem where one does not start, or where a port is taken: another
+    server would answer there."""
+    running = list[Running]()
     environment = {name: value for name, value in os.environ.items() if name not in startup.SET} | ENVIRONMENT
     for place in range(len(commands)):
         _check_free(port + place)
@@ -125,10 +148,10 @@ def started(commands: Sequence[Sequence[str]], port: int) -> Iterator[list[str]]
             how: dict[str, Any] = {"stdout": log, "stderr": subprocess.STDOUT, "start_new_session": True}
             process = subprocess.Popen([*command, "--port", str(one)], env=environment, **how)
             stack.callback(_end, process)
-            running.append((f"http://127.0.0.1:{one}", process, log))
+            running.append(Running(f"http://127.0.0.1:{one}", process, log))
         for found in running:
-            _wait(*found)
-        yield [url for url, _, _ in running]
+            _wait(found)
+        yield running
 
 
 def _end(process: subprocess.Popen) -> None:
@@ -148,16 +171,14 @@ def _check_free(port: int) -> None:
         raise EnvironmentProblem(f"{why}; end what listens there, or choose another --port") from None
 
 
-def _wait(url: str, process: subprocess.Popen, log: IO[bytes]) -> None:
-    end, server = time.monotonic() + START_SECONDS, Server(url)
-    while process.poll() is None and time.monotonic() < end:
+def _wait(running: Running) -> None:
+    end, server = time.monotonic() + START_SECONDS, Server(running.url)
+    while running.process.poll() is None and time.monotonic() < end:
         with contextlib.suppress(EnvironmentProblem):
             if server.json("/v1/models")["data"] and server.page("/health") is not None:
                 return
         time.sleep(POLL_SECONDS)
-    log.seek(0)
-    last = ["nothing", *filter(str.strip, log.read().decode(errors="replace").split("\n"))][-1]
-    raise EnvironmentProblem(f"the server at {url} does not start; it wrote last: {' '.join(last.split())[:200]}")
+    running.check(ended=True)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -39,8 +40,13 @@ def test_servers_end_with_their_block_and_with_them_what_they_have_started(tmp_p
     (tmp_path / "v1" / "models").write_text('{"data": [1]}')
     (tmp_path / "health").touch()
     command = [*PYTHON, SERVES, LISTENS, f"-d{tmp_path}", "-b127.0.0.1"]
-    with start.started([command, command], PORT) as urls:
-        assert urls == [f"http://127.0.0.1:{PORT + place}" for place in range(2)]
+    with start.started([command, command], PORT) as running:
+        assert [one.url for one in running] == [f"http://127.0.0.1:{PORT + place}" for place in range(2)]
+        running[0].check()
+        os.killpg(running[1].process.pid, signal.SIGKILL)
+        running[1].process.wait()
+        with pytest.raises(EnvironmentProblem, match=f"{PORT + 1} has ended"):
+            running[1].check()
         with pytest.raises(EnvironmentProblem, match=f"port {PORT} cannot be taken"):
             start.started([ENDS], PORT).__enter__()
     assert is_free(PORT)
@@ -93,8 +99,8 @@ def test_llama_server_makes_the_rounds_of_the_labs_loop(tmp_path):
     draft is longer than what is left of the text, in llama-server as in the lab."""
     setup = load_setup(loading.LAB_TARGET, threads=1, engine="eager")
     draft = registry.make("model", setup, 0)
-    with start.started(start.commands(words("llama", program=LLAMA_SERVER), tmp_path), PORT) as (url, _):
-        server = client.find(url)
+    with start.started(start.commands(words("llama", program=LLAMA_SERVER), tmp_path), PORT) as (speculates, _):
+        server = client.find(speculates.url)
         for prompt in prompts.first_of_each_kind(prompts.encode(prompts.standard(), setup.tokenizer), 1):
             target, settings = setup.target.with_own_cache(), DecodeSettings(N_TOKENS)
             own = referee.own_rounds(list(speculative_decode(target, draft, prompt.ids, K, settings)), N_TOKENS)
