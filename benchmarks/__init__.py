@@ -1,1 +1,1 @@
-"""Measurements of the lab: against the library's own decoders, against the machine's ceilings, and as it grows."""
+"""Measurements of the lab: against the library's own decoders, and against the machine's ceilings."""

@@ -13,8 +13,9 @@ floor, which of the two floors it is, and the share of it that was reached.
 
 Bytes: the weights once (of an embedding that is not the output layer only the rows in use, so none), and the cache.
 Operations: two for each weight and token, and attention over the cache. A mixture of experts would read less.
-The bandwidth is the best of copying (bytes read plus written), a matrix-vector product and a sum, over 256 MiB and over
-a block as large as the weights: small weights may stay in the processor's cache, and then that is the ceiling.
+The bandwidth is the best of copying (bytes read plus written), a matrix-vector product and a sum, over 256 MiB (CUDA:
+1 GiB) and over a block as large as the weights: small weights may stay in the processor's cache, and then that is the
+ceiling.
 Files: results/NAME-roofline.json and .md.
 """
 

@@ -10,21 +10,19 @@ The first form asks the server a dozen prompts, the second one asks the same ser
 Where there is no room for both, --plain-url alone says what to give as --plain-ms later.
 The others use what you have written down: two /metrics pages of vLLM or llama-server, or the rate that the server
 prints. A key for the servers stands in the variable SPECLAB_API_KEY. See docs/serving.md. Exit code 1 where two servers
-write different texts that no tie explains.
+write different texts that no tie explains, and where a different text could not be judged.
 """
 
 import argparse
 import contextlib
-import importlib.util
 import math
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-if missing := [
-    name for name in ("httpx2", "prometheus_client", "tabulate", "numpy") if not importlib.util.find_spec(name)
-]:
+if missing := [name for name in ("httpx2", "prometheus_client", "tabulate", "numpy", "tqdm") if not find_spec(name)]:
     sys.stderr.write(f"error: {missing[0]} is not installed for this Python; type: pip install {' '.join(missing)}\n")
     sys.exit(3)
 
@@ -269,8 +267,7 @@ def server_lines(speculative: Server, plain: Server | None) -> list[str]:
     lines, remarks = list[str](), list[str]()
     for label, one in (("server", speculative), ("plain", plain)):
         if one:
-            named = " ".join(filter(None, (one.engine, one.version)))
-            lines.append(labelled(label, f"{named}: {one.model} at {one.url}"))
+            lines.append(labelled(label, f"{one.engine} {one.version}".strip() + f": {one.model} at {one.url}"))
             remarks += one.remarks
     return [*lines, *(labelled("note", remark) for remark in list(dict.fromkeys(remarks))[:MOST_REMARKS])]
 
