@@ -116,7 +116,7 @@ def read(page: str) -> Look:
                     raise ValueError(f"llama-server prints six digits of {one.name}, which has more; start it again")
                 if name in now:
                     now[name].append(value)
-                else:
+                elif whole or name in names:  # not another one that begins in the same way
                     key = one.labels.get("engine", ""), f"{AT} {int(at)}" if name == AT else name
                     by_engine[key] = by_engine.get(key, 0) + value
     except (ValueError, LookupError, TypeError, AttributeError) as error:

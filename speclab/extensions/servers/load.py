@@ -155,17 +155,18 @@ def side(window: Window) -> Side:
         together=tokens / (window.end - window.begin),
         of_user=sum(one.n_tokens - 1 for one in inside) / decoding,
         tokens_per_round=of_pages(found, None, None, 0).tokens_per_round if found and found.speculation else None,
-        wrong=_wrong(window, inside),
+        wrong=_wrong(window),
     )
 
 
-def _wrong(window: Window, inside: Sequence[Request]) -> dict[str, str]:
+def _wrong(window: Window) -> dict[str, str]:
     n, length, found = window.n_users, window.end - window.begin, dict[str, str]()
-    in_flight = sum(min(one.ended, window.end) - max(one.sent, window.begin) for one in inside) / length
+    # of all requests: one may wait for its first token when the window ends
+    at_once = sum(max(0, min(one.ended, window.end) - max(one.sent, window.begin)) for one in window.requests) / length
     users = [one.user for one in window.requests if window.begin <= one.sent and one.ended <= window.end]
     whole, queue = min(map(users.count, range(n))), [one.n_waiting for one in window.looks if one.n_waiting is not None]
-    if in_flight < LEAST_ACHIEVED * n:
-        were = f"{n} requests at a time were offered, and {in_flight:.1f} were in flight"
+    if at_once < LEAST_ACHIEVED * n:
+        were = f"{n} requests at a time were offered, and {at_once:.1f} were in flight"
         found["offered"] = f"{were}: run the client elsewhere"
     if whole < LEAST_ANSWERS:
         longer = f"--load-seconds {max(2, round(length * LEAST_ANSWERS / max(whole, 1) * 1.3)):d}"

@@ -89,7 +89,7 @@ class Simulated(ThreadingHTTPServer):
         label = '{engine="0",model_name="target"}' if self.engine == "vllm" else ""
         lines = [f"# TYPE {prefix}{GENERATED[self.engine]}_total counter"]
         lines.append(f"{prefix}{GENERATED[self.engine]}_total{label} {self.generated}")
-        lines.append("process_open_fds 34.0")
+        lines.append(f"process_open_fds 34.0\n{prefix}num_requests_waiting_by_reason{label} {1 / (1 + self.generated)}")
         name = {"vllm": "num_requests_running", "llama": "requests_processing"}
         lines.append(f"{prefix}{name[self.engine]}{label} {self.running}")
         drafting = [one for one in self.rounds + self.strangers if one[0]]

@@ -61,7 +61,7 @@ def slow_user():
     [
         (window(), set()),
         (window(pause=0.5), {"offered"}),
-        (window(pause=0.5, late=0.5), set()),  # in flight until the server has ended it
+        (window(10.0, wait=1.9, pause=0.5, late=0.5), set()),  # in flight until the server has ended it
         (window(seconds=5.0), {"window"}),
         (slow_user(), {"window"}),
         (window(looks=[look(2.0), look(2.0)]), {"queue"}),
