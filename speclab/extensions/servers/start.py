@@ -9,7 +9,6 @@ It prints both commands, and how to ask the servers.
 
 import argparse
 import contextlib
-import itertools
 import json
 import os
 import shlex
@@ -51,19 +50,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--slots", type=parsing.at_least(1, 64), default=1, help="requests at a time of llama-server")
     parser.add_argument("--port", type=parsing.at_least(1024, 65534), default=8000, help="and the next one for plain")
     args = parser.parse_args(argv)
+    if not hasattr(os, "killpg"):
+        raise EnvironmentProblem("servers are ended as groups of processes, which Windows lacks; type it in WSL")
     with tempfile.TemporaryDirectory() as folder:
         servers = commands(args, Path(folder))
         with started(servers, args.port) as running:
             for port, one in enumerate(servers, args.port):
                 say(f"{shlex.join(one)} --port {port}")
-            if any(folder in word for word in itertools.chain(*servers)):
+            if any(folder in word for one in servers for word in one):
                 say(f"the models in {folder} were made for these servers, and go with them")
-            raw = "" if args.models else " --raw"  # the lab's pair has no chat template
-            url, plain = (one.url for one in running)
-            say(f"ask them: python -m speclab.extensions.servers --url {url} --plain-url {plain}{raw}")
+            raw = " --raw" * (not args.models)  # the lab's pair has no chat template
+            urls = f"--url {running[0].url} --plain-url {running[1].url}"
+            say(f"ask them: python -m speclab.extensions.servers {urls}{raw}")
             while True:
-                for one in running:
-                    one.check()
+                for server in running:
+                    server.check()
                 time.sleep(POLL_SECONDS)
     return 0
 
@@ -72,8 +73,7 @@ def commands(args: argparse.Namespace, folder: Path) -> list[list[str]]:
     """Return what starts the server that speculates, and the one that does not, but for their ports. Neither keeps
     prompts: what a cache has spared one of them would look like speed of the other one. folder: for GGUF files."""
     usual, how = PROGRAMS[args.engine]
-    program = args.program or usual
-    if not shutil.which(program):
+    if not shutil.which(program := args.program or usual):
         raise EnvironmentProblem(f"{shown(Path(program))} is not there; {how}")
     target, draft = args.models or [str(loading.LAB_PAIR / name) for name in ("target", "draft")]
     if args.engine == "vllm":
@@ -97,8 +97,9 @@ def _llama(target: str, draft: str, k: int, slots: int) -> tuple[list[str], list
 def _vllm(target: str, draft: str, k: int) -> tuple[list[str], list[str]]:
     """Return the words for vLLM, and those for a draft. target: as --target takes it, which is also its name on the
     server. A head in the `speculators` format says itself what it is."""
-    words = "--dtype float32 --enforce-eager --max-model-len 1024 --generation-config vllm --no-enable-prefix-caching"
-    plain = ["-m", "vllm.entrypoints.openai.api_server", "--model", loading.place_of(target)]
+    words = "-m vllm.entrypoints.openai.api_server --host 127.0.0.1 --dtype float32 --enforce-eager"
+    words += " --max-model-len 1024 --generation-config vllm --no-enable-prefix-caching --model"
+    plain = [*words.split(), loading.place_of(target), "--served-model-name", target]
     how: dict[str, Any] = {"method": "draft_model", "num_speculative_tokens": k}
     if draft == "ngram":  # as the lab's own lookup does it
         how |= {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
@@ -106,9 +107,8 @@ def _vllm(target: str, draft: str, k: int) -> tuple[list[str], list[str]]:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             how["method"] = json.loads((Path(draft) / "config.json").read_bytes())["speculators_model_type"]
         how["model"] = draft
-    each = ["--per-request-spec-decode-metrics", "detailed"]  # the rounds of a request are told with its answer
-    plain += ["--served-model-name", target, *words.split()]
-    return plain, [*each, "--speculative-config", json.dumps(how)]
+    # the rounds of a request are told with its answer
+    return plain, ["--per-request-spec-decode-metrics", "detailed", "--speculative-config", json.dumps(how)]
 
 
 def _as_gguf(model: str, folder: Path) -> str:
@@ -157,7 +157,7 @@ def started(commands: Sequence[Sequence[str]], port: int) -> Iterator[list[Runni
 def _end(process: subprocess.Popen) -> None:
     """End a process with all that it has started: vLLM's engine outlives its server otherwise."""
     for signal_, seconds in ((signal.SIGTERM, END_SECONDS), (signal.SIGKILL, None)):
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left
             os.killpg(process.pid, signal_)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
