@@ -8,6 +8,7 @@ name. Meanings and defaults are llama.cpp's (src/llama-model.cpp, load_hparams).
 import copy
 import math
 import os
+import shutil
 import tempfile
 from typing import Any
 
@@ -44,7 +45,8 @@ ENDS = [f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom")]
 def convert(file: str, folder: str) -> None:
     """Write the model and the tokenizer of a GGUF file into a folder. Raises ValueError, and the library's errors."""
     with tempfile.TemporaryDirectory() as alone:  # so that the library reads no other file beside it
-        os.symlink(file, os.path.join(alone, "model.gguf"))
+        place = os.path.join(alone, "model.gguf")
+        (shutil.copyfile if os.name == "nt" else os.symlink)(file, place)  # Windows asks for a privilege for links
         read_model(alone, "model.gguf").save_pretrained(folder)
         AutoTokenizer.from_pretrained(alone, gguf_file="model.gguf", **OPTIONS).save_pretrained(folder)
 

@@ -129,7 +129,7 @@ def _pytest(package: str, test_files: list[Path]) -> tuple[int | None, str, list
                         code = process.wait(SILENCE)
             finally:
                 with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left
-                    os.killpg(process.pid, signal.SIGKILL)
+                    os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()  # Windows
                 process.wait()
         lines = outcomes.read_bytes().split(b"\n")[:-1]  # without the last one, which is empty or torn
         return code, log.read_text("utf-8", errors="replace"), list(map(json.loads, lines))
