@@ -145,12 +145,14 @@ def run_all(stages: list[Stage], out: Path, end: float) -> dict[str, str]:
     log, page, outcomes = out / "log.txt", out / "summary.md", dict.fromkeys([one.name for one in stages], "to come")
 
     def write() -> None:
-        pages = sorted((out / "results").glob("[!.]*.md"), key=lambda path: path.stat().st_ctime)
+        found = sorted((out / "results").glob("[!.]*.md"), key=lambda path: path.stat().st_mtime)
+        pages = [path for path in found if path.stat().st_mtime >= begin]  # others are of an earlier run
         bare = [re.sub(r"^!\[.*\n+", "", one.read_text("utf-8"), flags=re.MULTILINE).strip() for one in pages]
         texts = [f"\n# {one.stem}\n\n{text}\n" for one, text in zip(pages, bare, strict=True)]
         write_whole(page, "\n".join([summary(outcomes), *texts]))
 
     log.write_bytes(b"")
+    begin = log.stat().st_mtime
     for stage in stages:
         left = end - time.monotonic()
         if left < LEAST:
