@@ -56,5 +56,7 @@ def write_head(
         weights = {name: tensor for name, tensor in weights.items() if name not in (EMBEDDING, HEAD)}
         weights |= {TO_TARGET: ids.cpu() - torch.arange(len(ids)), "t2d": chosen}
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / WEIGHTS, save(weights))
+    new = write_whole(folder / f"new-{WEIGHTS}", save(weights))
+    (folder / CONFIG).unlink(missing_ok=True)  # a kill leaves the old head or none, never one with another's entries
+    new.replace(folder / WEIGHTS)
     write_whole(folder / CONFIG, json.dumps(entries, indent=1) + "\n")
