@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from speclab.core.rounds import Round
 
-BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # of SentencePiece, for characters that it has no token for
 
 
 def text_of(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], special: bool = False) -> str:

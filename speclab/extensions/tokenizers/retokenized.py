@@ -10,7 +10,7 @@ tokenized in another way once it goes on: a proposal of fewer tokens is not the 
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -41,6 +41,9 @@ class RetokenizedDrafter(Lookup):
         self._ids, self._fed = list[int](), list[int]()  # the text, the target's; what the draft's cache holds, its own
         # The text as the draft read it last, what it said after that, and whether it ended the text there.
         self._context, self._said, self._ended = list[int](), list[int](), False
+
+    def __deepcopy__(self, memo: dict) -> Self:
+        return type(self)(copy.deepcopy(self.draft, memo), self.own, self.tokenizer, self.n_ids)
 
     def describe(self, name: str, engine: str) -> str:
         eager = "; on the eager engine" * (self.draft.engine != engine)

@@ -5,16 +5,14 @@ SentencePiece and "Ġthe" of a byte-level vocabulary are both " the". Half chara
 are compared by the bytes that their names spell. Special tokens are left out, but for the ones that end a text.
 """
 
-import re
 from itertools import groupby
 from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from speclab.models.pieces import text_of
+from speclab.models.pieces import BYTE_TOKEN, text_of
 
-BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # of SentencePiece, for characters that it has no token for
 UNKNOWN = "\ufffd"  # what decoders write for bytes that are no character
 BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}  # the alphabet of byte-level vocabularies
 END = b""  # stands for the bytes of the token that ends a text
