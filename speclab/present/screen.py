@@ -21,6 +21,7 @@ ROUGH = "ROUGH: the baseline, timed twice in the same turns, may differ from its
 STARTING = "most of it is the starting of operations one by one, which wide passes share."
 READING = "it waits for memory, and further tokens cost little."
 ARITHMETIC = "arithmetic limits a wide pass, and every further token is paid."
+UNKNOWN = "these two do not tell what limits it."
 LOSSY = (
     "accept rule: {rule} is LOSSY: the texts do not follow the target's distribution. The number after LOSSY is the "
     "mean total variation distance of a decoded token's distribution from the target's after the same text (0: the "
@@ -265,7 +266,7 @@ def limit_line(run: ComparisonRun) -> str | None:
     step = step_seconds(run)
     share = min(1.0, run.weight_bytes / run.bandwidth / step)
     row = min(whole, key=lambda row: abs(row.draft_length - 4))  # five tokens, where there is such a row
-    wide, limit = row.verify_cost or 0.0, ""
+    wide, limit = row.verify_cost or 0.0, UNKNOWN
     if share < 0.25 and run.settings["engine"] == "eager":
         limit = STARTING
     elif wide > 1 + 0.075 * row.draft_length and share >= 0.25:
@@ -275,7 +276,7 @@ def limit_line(run: ComparisonRun) -> str | None:
     return (
         f"A step takes {1e3 * step:.3g} ms; reading {run.weight_bytes / 1e6:.0f} MB of weights at "
         f"{run.bandwidth / 1e9:.0f} GB/s is {share:.0%} of it, and a pass over {row.draft_length + 1} tokens takes "
-        f"{wide:.2f} steps" + (f": {limit}" if limit else ".")
+        f"{wide:.2f} steps: {limit}"
     )
 
 

@@ -11,7 +11,7 @@
   // A round of null is the last one. The address holds what differs from the defaults.
   const DEFAULTS = {
     target: 0, text: 0, draft: "feature", k: 6, round: null, costs: 0,
-    bandwidth: 0, arithmetic: 0, drafting: 1, pass: 1, rest: 1, place: 0, clock: 0, lane: 0, of: null, tour: 0, at: "",
+    bandwidth: 0, arithmetic: 0, users: 0, drafting: 1, pass: 1, rest: 1, place: 0, clock: 0, lane: 0, of: null, tour: 0, at: "",
   };
   const ALWAYS = ["text", "k", "draft"];
   let state = {...DEFAULTS};
@@ -30,6 +30,7 @@
     next.costs = integer(next.costs, Math.max(0, data.presets.length - 1));
     for (const name of ["drafting", "pass", "rest"]) next[name] = factor(next[name]);
     for (const name of ["bandwidth", "arithmetic"]) next[name] = clamp(Number(next[name]) || 0, -3, 3);
+    next.users = integer(next.users, 9);
     next.place = integer(next.place, 9999);
     next.clock = integer(next.clock, Math.max(0, lanes.length - 1));
     next.lane = lanes.length ? integer(next.lane, lanes[next.clock].lanes.length - 1) : 0;
@@ -59,7 +60,8 @@
   const view = () => {
     const target = targets[state.target], text = target.texts[state.text], preset = data.presets[state.costs];
     const dials = {
-      draft: state.drafting, pass: state.pass, rest: state.rest, bandwidth: 2 ** state.bandwidth, arithmetic: 2 ** state.arithmetic,
+      draft: state.drafting, pass: state.pass, rest: state.rest,
+      bandwidth: 2 ** state.bandwidth, arithmetic: 2 ** state.arithmetic, users: 2 ** state.users,
     };
     const limit = replay.limit(preset.machine, state.k + 1, dials);
     const costs = replay.turned(preset, state.draft, dials), found = replay.rounds(text, state.draft, state.k);
@@ -142,8 +144,10 @@
     const gigabytes = (preset.machine.bandwidth * 2 ** state.bandwidth) / 1e9;
     dial("bandwidth", state.bandwidth, 3, `×${draw.number(2 ** state.bandwidth)}, ${draw.number(gigabytes)} GB a second`);
     dial("arithmetic", state.arithmetic, 3, `×${draw.number(2 ** state.arithmetic)}`);
+    const users = 2 ** state.users, shared = users > 1 ? `, which ${users} users share (their caches are not counted)` : "";
+    dial("users", state.users, 9, String(users));
     find("limit").textContent =
-      `A step takes ${draw.number(costs.step_ms)} ms, and a pass over ${plural(state.k + 1, "token")} takes ` +
+      `A step takes ${draw.number(costs.step_ms)} ms${shared}, and a pass over ${plural(state.k + 1, "token")} takes ` +
       `${costs.pass[state.k].toFixed(2)} steps. Of reading, arithmetic and the rest its longest part is ${LIMITS[limit]}.`;
   };
   const showCosts = ({text, costs, preset}) => {
@@ -333,8 +337,8 @@
   // --- begin ---
   const on = (id, event, act) => find(id).addEventListener(event, () => act(find(id)));
   const valueOf = {
-    target: "target", text: "text", draft: "draft", k: "k", preset: "costs", bandwidth: "bandwidth", arithmetic: "arithmetic", "cost-draft": "drafting", "cost-pass": "pass",
-    "cost-rest": "rest", round: "round", place: "place", lane: "lane", "lane-text": "clock", "lane-round": "of",
+    target: "target", text: "text", draft: "draft", k: "k", preset: "costs", bandwidth: "bandwidth", arithmetic: "arithmetic", users: "users",
+    "cost-draft": "drafting", "cost-pass": "pass", "cost-rest": "rest", round: "round", place: "place", lane: "lane", "lane-text": "clock", "lane-round": "of",
   };
   const FORGET = {target: {round: null, text: 0}, text: {round: null}, draft: {round: null}, k: {round: null}, lane: {of: null}, "lane-text": {of: null}};
   for (const [id, name] of Object.entries(valueOf)) {

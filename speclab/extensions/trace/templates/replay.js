@@ -54,14 +54,17 @@ const replay = (() => {
   // The machine's two dials come before them. A pass over w tokens starts its operations, reads all weights and computes
   // w times: start + read + w * compute, shares of a step of the preset. Twice the bandwidth halves the reading. A
   // measured pass changes as this sum does, a draft as a step does; a lookup and the rest of a round stay what they are.
-  const parts = ({start, read, compute}, width, {bandwidth, arithmetic}) =>
-    ({start, read: read / bandwidth, compute: (width * compute) / arithmetic});
+  // Where several users share a step, it reads the weights once and computes for each of them; a lookup is made for each.
+  const MEASURED = {bandwidth: 1, arithmetic: 1, users: 1};
+  const parts = ({start, read, compute}, width, {bandwidth, arithmetic, users}) =>
+    ({start, read: read / bandwidth, compute: (users * width * compute) / arithmetic});
   const longer = (machine, width, dials) => // how much longer such a pass takes than as it was measured
-    sum(Object.values(parts(machine, width, dials))) / sum(Object.values(parts(machine, width, {bandwidth: 1, arithmetic: 1})));
+    sum(Object.values(parts(machine, width, dials))) / sum(Object.values(parts(machine, width, MEASURED)));
   // -> the costs, now in steps of the turned machine, and its step in ms.
   const turned = (preset, draft, dials) => {
     const own = preset.draft[draft] || preset.draft[preset.like[draft]] || preset.draft.model;
-    const step = longer(preset.machine, 1, dials), ownStep = preset.like[draft] === "lookup" ? step : 1; // it runs no model
+    const step = longer(preset.machine, 1, dials);
+    const ownStep = preset.like[draft] === "lookup" ? step / dials.users : 1; // it runs no model
     const passes = preset.pass.map((steps, n) => (steps * longer(preset.machine, n + 1, dials)) / step);
     return {
       draft: Array.from({length: LENGTHS + 1}, (_, n) => (own ? (own[n] * dials.draft) / ownStep : 0)),

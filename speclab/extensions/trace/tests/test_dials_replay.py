@@ -217,7 +217,7 @@ def test_the_book_and_the_clock_are_pythons():
     body = """
       const {ids} = given, model = ids.slice(1).map((_, i) => ids.slice(i + 1, i + 13));
       const text = {ids, limit: ids.length, proposals: {model}};
-      const dials = {draft: 2, pass: 0.5, rest: 3, bandwidth: 4, arithmetic: 0.5};
+      const dials = {draft: 2, pass: 0.5, rest: 3, bandwidth: 4, arithmetic: 0.5, users: 8};
       const costs = replay.turned(given.preset, "model", dials);
       const found = replay.rounds(text, "model", 4), all = replay.counts(found);
       const lookup = replay.turned(given.preset, "suffix", dials).draft;
@@ -225,7 +225,7 @@ def test_the_book_and_the_clock_are_pythons():
         all, speedup: replay.speedup(found, costs), curve: replay.curve(text, "model", costs),
         best: replay.best([1, 3, 2, 3]), alpha: replay.acceptance(all),
         limits: [[1, 1], [64, 1], [64, 64]].map(([bandwidth, arithmetic]) =>
-          replay.limit({start: 0.1, read: 0.8, compute: 0.1}, 5, {pass: 1, bandwidth, arithmetic}))};
+          replay.limit({start: 0.1, read: 0.8, compute: 0.1}, 5, {pass: 1, bandwidth, arithmetic, users: 1}))};
     """
     ids = list(range(21))
     said = in_node(body, {"ids": ids, "preset": preset})
@@ -236,12 +236,12 @@ def test_the_book_and_the_clock_are_pythons():
 
     def longer(width):
         shares = [machine["start"], machine["read"], width * machine["compute"]]
-        return (shares[0] + shares[1] / 4 + shares[2] / 0.5) / sum(shares)
+        return (shares[0] + shares[1] / 4 + 8 * shares[2] / 0.5) / sum(shares)
 
     turned = [one * longer(n + 1) / longer(1) for n, one in enumerate(preset["pass"])]
     passes = [narrow + 0.5 * (one - narrow) for one in turned]
     assert costs["pass"] == pytest.approx(passes)
-    assert said["lookup"] == pytest.approx([2 * one / longer(1) for one in preset["draft"]["lookup"]])
+    assert said["lookup"] == pytest.approx([2 * 8 * one / longer(1) for one in preset["draft"]["lookup"]])
     assert costs["rest"] == pytest.approx([3 * one / longer(1) for one in preset["rest"]])
     assert costs["step_ms"] == pytest.approx(preset["step_ms"] * longer(1))
     assert said["limits"] == ["read", "compute", "start"]

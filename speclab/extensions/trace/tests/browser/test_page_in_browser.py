@@ -89,7 +89,7 @@ def test_the_keyboard_alone_turns_every_dial(lab):
         if name in reached:
             continue
         reached[name] = opened.evaluate("getComputedStyle(document.activeElement).outlineWidth")
-    controls = {"k", "draft", "text", "target", "preset", "bandwidth", "arithmetic", "round", "back", "play"}
+    controls = {"k", "draft", "text", "target", "preset", "bandwidth", "arithmetic", "users", "round", "back", "play"}
     controls |= {"cost-draft", "cost-pass", "cost-rest", "place", "place-forward", "lane", "lane-text", "lane-round"}
     assert controls <= set(reached)
     assert {reached[name] for name in controls} == {"3px"}
@@ -100,6 +100,7 @@ def test_the_keyboard_alone_turns_every_dial(lab):
         ("round", "Home", {"round": "0"}),
         ("cost-draft", "ArrowRight", {"drafting": "1.05"}),
         ("bandwidth", "ArrowRight", {"bandwidth": "0.25"}),
+        ("users", "ArrowRight", {"users": "1"}),
         ("place", "ArrowRight", {"place": "1"}),
         ("lane", "ArrowDown", {"lane": "1"}),
         ("lane-round", "Home", {"of": "0"}),
