@@ -22,11 +22,9 @@ DEFAULT_RUN = RESULTS / "cpu-2-cores-c.json"  # python compare.py
 GPU_RUN = RESULTS / "gpu-lab-8b-v128256.json"  # python -m benchmarks.gpu, its first size
 # --target smollm2 --draft hybrid,int8,ngram -k 2,4 --temperature 0 --texts served --limit 2
 REAL_RUN = RESULTS / "cpu-2-cores-c-smollm2.json"
-LARGE_RUN = RESULTS / "cpu-2-cores-c-200m.json"  # --target lab:200m --temperature 0 --limit 2
-FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # --full --draft model,ngram -k 2,4,8 --max-new-tokens 96 --repeats 2
-# --target lab:200m --temperature 0 --limit 2 -k 4,6,8,12,auto
-# --draft model,feature,hybrid,tree:best:feature, without the rows of drafts that the lab no longer has
-TREES_RUN = RESULTS / "cpu-2-cores-200m-trees.json"
+# --target lab:200m --draft model,feature,hybrid,tree:best:feature -k 4,6,8,12,auto --temperature 0 --limit 2
+LARGE_RUN = RESULTS / "cpu-2-cores-c-200m.json"
+FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # --full --alone --draft model,ngram -k 2,4,8 --max-new-tokens 96 --repeats 2
 QUICK = (0, 2, 4)  # the draft lengths of --quick, and 0 for the baseline
 BOOK_TABLE = ((0.7, 4, "2.1"), (0.8, 4, "2.5"), (0.7, 8, "2.5"), (0.8, 8, "3.3"))  # alpha, k, what the book prints
 
@@ -100,12 +98,12 @@ def first_run() -> str:
 METHODS = ""  # none: docs/which-method.md says more
 DRAFTS = (  # name, what it is, does it need training, its chapter, the comparison in which its fastest row is looked up
     ("`model`", "the lab's own model; or a folder or hub name with its tokenizer", "done", "02-greedy", LARGE_RUN),
-    ("`feature`", "one layer over the target's hidden states (EAGLE-3)", "done", "11-feature-draft", TREES_RUN),
+    ("`feature`", "one layer over the target's hidden states (EAGLE-3)", "done", "11-feature-draft", LARGE_RUN),
     ("`block`", "seven tokens in one pass (DSpark, DFlash)", "done", "12-block-draft", None),
     ("`int8`", "the target itself, its weights rounded to 8 bits", "no", METHODS, REAL_RUN),
     ("`ngram`", "what followed the same words earlier in the text; `suffix`: most often", "no", "07-ngram", REAL_RUN),
     ("`hybrid`", "`suffix` or `feature`, decided in every round", "done", METHODS, LARGE_RUN),
-    ("`tree:best:feature`", "branches of a draft, here of `feature`", "done", "15-token-trees", TREES_RUN),
+    ("`tree:best:feature`", "branches of a draft, here of `feature`", "done", "15-token-trees", LARGE_RUN),
 )
 
 
@@ -189,7 +187,7 @@ def errors() -> str:
 def errors_by_record() -> str:
     """Return the error of the forecast in several comparisons, and how long a decode step takes there."""
     found = []
-    for path in (FULL_RUN, GPU_RUN, REAL_RUN, TREES_RUN):
+    for path in (FULL_RUN, GPU_RUN, REAL_RUN, LARGE_RUN):
         run = comparison(path)
         step, error = screen.step_seconds(run), prediction_errors(prediction_rows(run.rows))["forecast"]
         found.append((f"[{screen.target_name(run)}](../results/{path.stem}.md)", step, error))
@@ -246,7 +244,7 @@ def methods() -> str:
     """The fastest and the slowest draft for each kind of prompt."""
     regimes = [
         (target, kind, temperature, rows)
-        for target, path in (("lab pair", DEFAULT_RUN), ("lab:200m", TREES_RUN))
+        for target, path in (("lab pair", DEFAULT_RUN), ("lab:200m", LARGE_RUN))
         for temperature in (0.0, 0.8)
         for kind in ("code", "prose", "copy")
         if (rows := drafted(comparison(path), kind, temperature))

@@ -24,10 +24,10 @@ from speclab.records.rows import BASELINE, GENERATE, LOOKUP, Arm, Row
 from speclab.theory import attribution
 
 SIZES = ("lab:50m", "lab:100m", "lab:200m", "lab:1b", "lab:2b", "lab:8b")  # of the padded target
-SECONDS = 60.0  # that the padded comparison may take
-READINGS = 2800  # of the target's weights that take as long as it: passes of all arms, prefill, loading, checks
+SECONDS = 110.0  # that the padded comparison may take
+READINGS = 5200  # of the target's weights that take as long as it: passes of all arms, prefill, loading, checks
 DRAFT_SHARE = 10  # the padded draft has a tenth of the target's parameters, a usual ratio: 8b and 1b, 70b and 8b
-PROMPTS_OF_A_KIND, NEW_TOKENS, LENGTHS = 1, 40, [2, 4]  # of a short comparison
+PROMPTS_OF_A_KIND, NEW_TOKENS, LENGTHS = 2, 48, [2, 4]  # of a short comparison
 
 
 def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement]:

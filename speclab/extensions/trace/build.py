@@ -37,7 +37,7 @@ from speclab.system.terminal import note
 from speclab.theory.costs import Costs
 
 PAGE, RESULTS = ROOT / "docs" / "index.html", ROOT / "results"
-LANES_RECORD = "cpu-2-cores-200m-trees"
+LANES_RECORD = "cpu-2-cores-c-200m"
 N_POSITIONS = 96  # tokens of a text
 DRAFTS = {loading.LAB_TARGET: ("model", "feature", "block", "ngram", "suffix"), "smollm2": ("ngram", "suffix")}
 LANES = {"chain": "feature", "hybrid": "hybrid", "tree": "tree:best:feature"}  # name -> draft, as the record has it
