@@ -40,12 +40,13 @@ class Decoding:
         return [RoundCounts(made.n_drafted, made.n_accepted, made.looked_up) for *_, made in self.log]
 
     def times(self, temperature: float) -> list[RoundTime]:
-        """Return what each round of an instrument took; of the baseline, the mean step of each chunk, at its middle."""
+        """Return what each round took, of a control without its phases; of the baseline, the mean step of each chunk,
+        at its middle."""
         found = []
         for (context, seconds, made), catch_up in zip(self.log, catch_ups(self.rounds), strict=True):
             if self.arm.speculative:
                 phases, name = made.seconds or {}, self.arm.draft + LOOKUP * made.looked_up
-                draft, verify = phases["draft"], phases["verify"]
+                draft, verify = phases.get("draft", 0.0), phases.get("verify", 0.0)
                 what = (name, temperature, context, made.n_drafted, catch_up)
                 found.append(RoundTime(*what, draft, verify, seconds - draft - verify, made.n_replays))
             else:

@@ -8,14 +8,15 @@ baseline, whose rounds give one token each, would pay for that more often than t
 
 Beside the timed arms run two kinds of instrument, which give the costs that explain the timed arms' speedups: the
 baseline once more (its distance from the first one is the noise floor), and for every draft one decoding with a clock
-on each phase of a round, whose draft lengths change from round to round.
+on each phase of a round, whose draft lengths change from round to round. Both make a round longer. So on every other
+prompt it is a control: a decoding like the timed ones, to whose seconds the costs are scaled (theory/costs.py).
 """
 
 import contextlib
 import gc
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from speclab.core.clock import old_objects_frozen
@@ -26,7 +27,7 @@ from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding
 from speclab.lab.round_costs import measure_costs
 from speclab.models.prompts import Prompt
-from speclab.records.rows import BASELINE, BASELINE_REPEAT, INSTRUMENT, Arm, Decoded
+from speclab.records.rows import BASELINE, BASELINE_REPEAT, CONTROL, INSTRUMENT, Arm, Decoded
 from speclab.system.errors import Problem, is_out_of_memory
 from speclab.system.terminal import note, progress
 from speclab.theory.costs import RoundTime
@@ -59,6 +60,7 @@ class Measurement:
     prompts: list[Prompt]
     lines: list[Decoded] = field(default_factory=list)
     rounds: list[RoundTime] = field(default_factory=list)  # of the instrumented decodings
+    controls: list[RoundTime] = field(default_factory=list)
     steps: list[RoundTime] = field(default_factory=list)  # of the second baseline
     correctness: list[dict] = field(default_factory=list)  # what speclab/lab/output_checks.py says
     stop: BaseException | None = None  # what ended the turns early
@@ -73,8 +75,8 @@ class Measurement:
     def book(self, decoding: Decoding, temperature: float, index: int) -> None:
         """Keep what a decoding of this prompt gave: an instrument its costs, every other arm one more repeat."""
         arm = decoding.arm
-        if arm.method == INSTRUMENT:
-            self.rounds += decoding.times(temperature)
+        if arm.method in (INSTRUMENT, CONTROL):
+            (self.rounds if arm.method == INSTRUMENT else self.controls).extend(decoding.times(temperature))
             return
         if arm == BASELINE_REPEAT:
             self.steps += decoding.times(temperature)
@@ -152,14 +154,19 @@ def measure(
         progress(len(turns) * len(samplings), "turn", title) as bar,
         old_objects_frozen(),
     ):
-        for repeat, index in turns:
+        for turn, (repeat, index) in enumerate(turns):
+            beside: dict[Arm, list[int]] = tools
+            if turn % 2:
+                alike = [[arm for arm in arms if arm.draft == tool.draft] for tool in tools]
+                chosen = (of_draft[turn // 2 % len(of_draft)] for of_draft in alike if of_draft)
+                beside = {replace(arm, method=CONTROL): [] for arm in chosen}
             stream = repeat * 100_003 + index  # another one for every prompt and repeat, the same for every arm
             finished: list[tuple[Decoding, float]] = []
             for sampling in samplings:
                 budget = bench.budget(prompts[index], sampling)
                 decodings = [
-                    bench.decoding(arm, sampling, prompts[index], stream, budget, tools.get(arm))
-                    for arm in [*arms, *tools]
+                    bench.decoding(arm, sampling, prompts[index], stream, budget, beside.get(arm))
+                    for arm in [*arms, *beside]
                     if sampling.greedy or not bench.greedy_only(arm)
                 ]
                 schedule(decodings, index + repeat)

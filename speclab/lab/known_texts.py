@@ -23,7 +23,7 @@ from speclab.models.family import distributions
 from speclab.models.prompts import Prompt
 from speclab.records.rows import Arm, RoundCounts
 from speclab.theory.attribution import Text
-from speclab.theory.costs import Costs, fit
+from speclab.theory.costs import Costs, fit, without_clock
 from speclab.theory.forecast import AcceptProbs
 
 CostTable = dict[tuple[str, float], Costs]  # by draft and temperature
@@ -31,8 +31,10 @@ ProbsOfText = Callable[[str, float, int, Text], AcceptProbs]  # (draft, temperat
 
 
 def calibrated(measured: Measurement) -> CostTable:
-    """Return the costs from the instrumented decodings; empty where there are none."""
-    return fit(measured.rounds, measured.steps) if measured.rounds and measured.steps else {}
+    """Return the costs from the instrumented decodings and their controls; empty where there are none."""
+    if not (measured.rounds and measured.steps):
+        return {}
+    return fit(without_clock(measured.rounds, measured.controls), measured.steps)
 
 
 def accept_probs(

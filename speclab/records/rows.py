@@ -45,7 +45,7 @@ class Arm:
 
 
 BASELINE, BASELINE_REPEAT, GENERATE = Arm("baseline"), Arm("baseline again"), Arm("generate")
-INSTRUMENT = "instrument"  # method of the decodings whose phases are timed; no row is made of them
+INSTRUMENT, CONTROL = "instrument", "control"  # methods of decodings that no row is made of: see lab/harness.py
 
 
 class RecordPart:

@@ -22,6 +22,7 @@ from speclab.records.rows import RoundCounts
 Curve = Sequence[tuple[int, float]]  # (number, seconds), the numbers rising
 STALL = 3.0  # times the median of its kind; the slow state of a shared machine stays below 2
 STANDARD_ERRORS = 3.0  # how far from 0 a slope of a second column must be to be believed; neighbours in time are alike
+FEWEST_CONTROLS = 16  # rounds whose seconds costs are scaled to
 FEWEST_SPARE = 8  # observations beyond the number of parameters, without which no such slope is tried
 
 
@@ -37,6 +38,9 @@ class RoundTime(NamedTuple):
     verify: float
     rest: float
     n_replays: int = 0  # passes of its rollback over accepted tokens
+
+    def times(self, factor: float) -> "RoundTime":
+        return self._replace(draft=factor * self.draft, verify=factor * self.verify, rest=factor * self.rest)
 
 
 def catch_ups(rounds: Iterable[RoundCounts]) -> list[int]:
@@ -134,6 +138,19 @@ def fit(rounds: Sequence[RoundTime], steps: Sequence[RoundTime]) -> dict[tuple[s
             replay=replay,
         )
     return costs
+
+
+def without_clock(rounds: Sequence[RoundTime], controls: Sequence[RoundTime]) -> list[RoundTime]:
+    """Return instrumented rounds as if they had no clock: one factor for all of a temperature makes the seconds that
+    they predict for the controls, in the sum, what these took. A stall counts as it does elsewhere."""
+    costs, factors = fit(rounds, []), dict[float, float]()
+    for temperature in {r.temperature for r in rounds}:
+        alike = [r for r in controls if r.temperature == temperature and (r.drafter, temperature) in costs]
+        known = [(r, costs[r.drafter, temperature]) for r in alike]
+        said = [own.round_seconds(r.n_drafted, r.context, r.catch_up) + own.replay * r.n_replays for r, own in known]
+        took = [min(r.rest, STALL * seconds) for (r, _), seconds in zip(known, said, strict=True)]
+        factors[temperature] = sum(took) / sum(said) if len(said) >= FEWEST_CONTROLS else 1.0
+    return [r.times(factors[r.temperature]) for r in rounds]
 
 
 def _means(rounds: Sequence[RoundTime], phase: str, place: Place) -> tuple[dict[int, float], float, float]:

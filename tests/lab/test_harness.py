@@ -7,6 +7,7 @@ import gc
 import random
 import weakref
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -25,7 +26,7 @@ from speclab.lab.instruments import VariedLength
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.records.rows import BASELINE, BASELINE_REPEAT, GENERATE, INSTRUMENT, Arm
+from speclab.records.rows import BASELINE, BASELINE_REPEAT, CONTROL, GENERATE, INSTRUMENT, Arm
 from tests.decoding import plain_text
 from tests.tiny_models import VOCAB, PlainTransformer, perturbed, tiny
 
@@ -163,7 +164,8 @@ class ScriptedBench(Bench):
 def test_arms_take_turns(seed, stopped):
     """In each turn the arm that is furthest behind goes next, for sixteen tokens; who is first among equals changes
     from turn to turn; a turn has one stream of random numbers; kinds of prompts alternate; the instruments run beside
-    the arms, the second baseline in the middle of them. Ctrl-C leaves whole prompts."""
+    the arms, in every other turn their controls, the second baseline in the middle of them. Ctrl-C leaves whole prompts.
+    """
     kinds = ["code"] * 3 + ["prose"] * 2 + ["copy"]
     prompts = [make_prompt(i, kind) for i, kind in enumerate(kinds)]
     arms, tools, temperatures = ARMS[: 2 + seed % 3], dict(list(INSTRUMENTS.items())[: seed % 3]), [0.0, 0.8]
@@ -190,7 +192,12 @@ def test_arms_take_turns(seed, stopped):
     for turn in range(n_finished):
         first = n_warm_up + turn * 2 * n_arms
         asked = bench.asked[first : first + 2 * n_arms]
-        assert [one[0] for one in asked] == every * 2
+        beside = [INSTRUMENT, CONTROL][turn % 2]
+        expected = [replace(arm, method=beside) if arm.method == INSTRUMENT else arm for arm in every]
+        names = [(arm.method, arm.draft) for arm, *_ in asked]
+        assert names == [(arm.method, arm.draft) for arm in expected] * 2
+        used = {arm.draft_length for arm, *_ in asked if arm.method == CONTROL}
+        assert used <= {arm.draft_length for arm in arms}
         assert [one[1] for one in asked] == [0.0] * n_arms + [0.8] * n_arms
         assert {one[2].text for one in asked} == {prompts[turns[turn][1]].text}
         (stream,) = {one[3] for one in asked}

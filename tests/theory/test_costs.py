@@ -13,7 +13,7 @@ from draft_models import ModelDrafter
 from speclab.core.sampling import Sampling
 from speclab.records.rows import Arm, Decoded, RoundCounts
 from speclab.theory.attribution import price
-from speclab.theory.costs import Costs, RoundTime, catch_ups, fit
+from speclab.theory.costs import Costs, RoundTime, catch_ups, fit, without_clock
 from tests.decoding import ScriptedTarget
 
 given_cases = settings(max_examples=40)
@@ -125,6 +125,21 @@ def test_a_quiet_machine_gives_its_costs_away():
             truth = replace(truth, draft_idle=NGRAM.draft_idle)
         assert numbers(found[key]) == pytest.approx(numbers(truth), rel=1e-7, abs=1e-12)
         assert [width for width, _ in found[key].verify_at] == list(range(1, 10))
+
+
+def test_a_clock_that_makes_rounds_longer_leaves_the_costs_as_they_are():
+    """The controls, of other lengths, contexts and drafts, have no phases; too few of them are not believed."""
+    slow = decode(MODEL, "model", 0.0, range(9), 200, lambda seconds: 1.08 * seconds, seed=1)
+    slow += decode(WARM, "model", 0.8, range(9), 200, lambda seconds: 1.12 * seconds, seed=2)
+    controls = [
+        r._replace(draft=0.0, verify=0.0, rest=r.draft + r.verify + r.rest)
+        for truth, temperature in ((MODEL, 0.0), (WARM, 0.8))
+        for r in decode(truth, "model", temperature, [4], 40, steady, seed=3, context=(200, 500))
+    ]
+    found = fit(without_clock(slow, controls), walk(MODEL, 0.0, 50, steady) + walk(WARM, 0.8, 50, steady))
+    for truth, temperature in ((MODEL, 0.0), (WARM, 0.8)):
+        assert numbers(found["model", temperature]) == pytest.approx(numbers(truth), rel=1e-7, abs=1e-12)
+    assert without_clock(slow, controls[:15] + [controls[0]._replace(drafter="another")]) == slow
 
 
 @given_cases
