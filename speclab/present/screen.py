@@ -47,9 +47,6 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
     return tables.show([checked, rough, *speeds, Lines(facts), Lines(where or [])], markdown)
 
 
-# --- where a record comes from ----------------------------------------------------------------------------------------
-
-
 def target_name(run: LabRun) -> str:
     name = run.settings["target"]
     if name == "models/lab-pair/target":
@@ -104,9 +101,6 @@ def small_print(run: Head) -> str:
 
 def _is_lossy(run: Head) -> bool:
     return any(getattr(row, "lossy_rule", None) for row in getattr(run, "rows", []))
-
-
-# --- same text? -------------------------------------------------------------------------------------------------------
 
 
 def same_text_lines(run: ComparisonRun) -> list[str]:
@@ -168,9 +162,6 @@ def wrong_line(run: LabRun) -> str | None:
     return f"WRONG OUTPUT: {', '.join(wrong)}; see correctness in the record" if wrong else None
 
 
-# --- noise ------------------------------------------------------------------------------------------------------------
-
-
 def rough_line(*runs: LabRun) -> str | None:
     """Say in one sentence which runs' speeds are rough, what is not, and what to do; None where none are."""
     found = [(factor, f" ({target_name(run)})" * (len(runs) > 1)) for run in runs if (factor := rough_factor(run))]
@@ -196,9 +187,6 @@ def _ends(low: float | None, high: float | None) -> str:
 
 def _batch(one: Row | Noise) -> str:
     return f", B = {one.n_texts}" * (one.n_texts > 1)
-
-
-# --- how fast? --------------------------------------------------------------------------------------------------------
 
 
 def speed_table(run: ComparisonRun) -> Table:
@@ -247,9 +235,6 @@ def result_line(run: ComparisonRun) -> str | None:
 
 def _named(row: Row) -> str:
     return f"{row.method.removesuffix(AUTO)}, k = {'auto' if row.auto else row.draft_length}{_batch(row)}"
-
-
-# --- why not faster? --------------------------------------------------------------------------------------------------
 
 
 def step_seconds(run: ComparisonRun) -> float:
@@ -304,6 +289,5 @@ def between(row: Row) -> str:
 
 
 def loops_line(run: ComparisonRun) -> str | None:
-    n, cut = run.prompts.get("n_cut", run.prompts.get("n_looping")), "n_cut" in run.prompts  # older records: no cuts
-    what = "and count only up to where it begins" if cut else "which is easy to draft and raises acceptance"
-    return f"{target_name(run)}: {n} of {run.prompts['n']} greedy texts end in repetition, {what}" if n else None
+    n, what = run.prompts.get("n_cut"), "greedy texts end in repetition, and count only up to where it begins"
+    return f"{target_name(run)}: {n} of {run.prompts['n']} {what}" if n else None

@@ -39,9 +39,6 @@ class RoundTime(NamedTuple):
     rest: float
     n_replays: int = 0  # passes of its rollback over accepted tokens
 
-    def times(self, factor: float) -> "RoundTime":
-        return self._replace(draft=factor * self.draft, verify=factor * self.verify, rest=factor * self.rest)
-
 
 def catch_ups(rounds: Iterable[RoundCounts]) -> list[int]:
     """Return for each round the number of tokens that the draft model had not been fed; 1 where a lookup drafts.
@@ -150,7 +147,8 @@ def without_clock(rounds: Sequence[RoundTime], controls: Sequence[RoundTime]) ->
         said = [own.round_seconds(r.n_drafted, r.context, r.catch_up) + own.replay * r.n_replays for r, own in known]
         took = [min(r.rest, STALL * seconds) for (r, _), seconds in zip(known, said, strict=True)]
         factors[temperature] = sum(took) / sum(said) if len(said) >= FEWEST_CONTROLS else 1.0
-    return [r.times(factors[r.temperature]) for r in rounds]
+    phases = ("draft", "verify", "rest")
+    return [r._replace(**{name: factors[r.temperature] * getattr(r, name) for name in phases}) for r in rounds]
 
 
 def _means(rounds: Sequence[RoundTime], phase: str, place: Place) -> tuple[dict[int, float], float, float]:

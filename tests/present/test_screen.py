@@ -166,9 +166,9 @@ def test_a_ladder_is_shown_where_the_fastest_row_has_none():
     [
         ("eager", 0.1, 1.0, f": {screen.STARTING}"),
         ("eager", 0.1, 2.0, f": {screen.STARTING}"),
-        ("graphs", 0.1, 1.0, "."),
+        ("graphs", 0.1, 1.0, f": {screen.UNKNOWN}"),
         ("c", 0.6, 1.25, f": {screen.READING}"),
-        ("c", 0.4, 1.25, "."),
+        ("c", 0.4, 1.25, f": {screen.UNKNOWN}"),
         ("c", 0.6, 1.4, f": {screen.ARITHMETIC}"),
     ],
 )
