@@ -24,7 +24,8 @@ GPU_RUN = RESULTS / "gpu-lab-8b-v128256.json"  # python -m benchmarks.gpu, its f
 REAL_RUN = RESULTS / "cpu-2-cores-c-smollm2.json"
 # --target lab:200m --draft model,feature,hybrid,tree:best:feature -k 4,6,8,12,auto --temperature 0 --limit 2
 LARGE_RUN = RESULTS / "cpu-2-cores-c-200m.json"
-FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # --full --alone --draft model,ngram -k 2,4,8 --max-new-tokens 96 --repeats 2
+# --full --alone --draft model,ngram -k 2,4,8 --max-new-tokens 96 --repeats 2
+FULL_RUN = RESULTS / "cpu-2-cores-full.json"
 QUICK = (0, 2, 4)  # the draft lengths of --quick, and 0 for the baseline
 BOOK_TABLE = ((0.7, 4, "2.1"), (0.8, 4, "2.5"), (0.7, 8, "2.5"), (0.8, 8, "3.3"))  # alpha, k, what the book prints
 

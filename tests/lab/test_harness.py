@@ -164,8 +164,7 @@ class ScriptedBench(Bench):
 def test_arms_take_turns(seed, stopped):
     """In each turn the arm that is furthest behind goes next, for sixteen tokens; who is first among equals changes
     from turn to turn; a turn has one stream of random numbers; kinds of prompts alternate; the instruments run beside
-    the arms, in every other turn their controls, the second baseline in the middle of them. Ctrl-C leaves whole prompts.
-    """
+    the arms, in every other turn their controls, the second baseline in the middle. Ctrl-C leaves whole prompts."""
     kinds = ["code"] * 3 + ["prose"] * 2 + ["copy"]
     prompts = [make_prompt(i, kind) for i, kind in enumerate(kinds)]
     arms, tools, temperatures = ARMS[: 2 + seed % 3], dict(list(INSTRUMENTS.items())[: seed % 3]), [0.0, 0.8]

@@ -139,7 +139,7 @@ def test_a_clock_that_makes_rounds_longer_leaves_the_costs_as_they_are():
     found = fit(without_clock(slow, controls), walk(MODEL, 0.0, 50, steady) + walk(WARM, 0.8, 50, steady))
     for truth, temperature in ((MODEL, 0.0), (WARM, 0.8)):
         assert numbers(found["model", temperature]) == pytest.approx(numbers(truth), rel=1e-7, abs=1e-12)
-    assert without_clock(slow, controls[:15] + [controls[0]._replace(drafter="another")]) == slow
+    assert without_clock(slow, [*controls[:15], controls[0]._replace(drafter="another")]) == slow
 
 
 @given_cases
