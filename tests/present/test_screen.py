@@ -146,14 +146,6 @@ def test_no_difference_is_found_only_where_tokens_were_tested():
     assert "768 sampled tokens, no difference found in 1 of 2 arms" in "".join(screen.same_text_lines(run))
 
 
-def test_older_records_keep_their_remark_on_repetition():
-    run = make_run()
-    counts = {"n": 3, "kinds": ["code"]}
-    said = [screen.loops_line(replace(run, prompts=counts | {name: 2})) for name in ("n_cut", "n_looping")]
-    assert "count only up to where it begins" in said[0]
-    assert "raises acceptance" in said[1]
-
-
 def test_a_ladder_is_shown_where_the_fastest_row_has_none():
     run = make_run(temperatures=(0.0,), methods=("model", "hybrid"))
     run.rows = [replace(bare(row), speedup=9.0, verdict="faster") if row.draft == "hybrid" else row for row in run.rows]
