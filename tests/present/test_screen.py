@@ -199,8 +199,10 @@ def test_each_prompt_counts_once_in_the_errors():
     assert {r.prompt_kind for r in ladder.prediction_rows(rows)} == set(KINDS)
     assert len(ladder.prediction_rows(rows)) == 24
     whole = [r for r in rows if r.prompt_kind in ("all", "not looping")]
-    assert {r.prompt_kind for r in ladder.prediction_rows(whole)} == {"all"}
-    assert all(r.draft for r in ladder.prediction_rows(whole))
+    few = [replace(r, n_prompts=2) for r in rows]
+    for some in (whole, few):
+        assert {r.prompt_kind for r in ladder.prediction_rows(some)} == {"all"}
+        assert all(r.draft for r in ladder.prediction_rows(some))
 
 
 def test_a_prediction_stands_with_its_error():
