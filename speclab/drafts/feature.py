@@ -83,7 +83,7 @@ class HeadDrafter(Drafter):
             hidden, ids = (torch.cat([x, x[:, :1].expand(-1, k, *x.shape[2:])], dim=1) for x in (hidden, ids))
             # These rows are those of a round that begins after the prompt; after a prompt of one token none does.
             first = len(prompt) - 2
-            for logits in self.head.chains(hidden, ids, k):
+            for logits in self.head.chains(hidden, ids.clamp(max=self._n_ids - 1), k):
                 of_text = logits[0, max(0, first) : first + len(text)]
                 of_text = torch.cat([logits[0, :1], of_text]) if first < 0 else of_text
                 rows.append(sampling.probs(self.as_target_logits(of_text, target.vocab_size)).cpu())

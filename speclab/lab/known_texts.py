@@ -76,7 +76,7 @@ class KnownText:
         return self
 
     def prefill(self, prompt: Tensor) -> Tensor:
-        return self._read(0, prompt.shape[1])[:, -1:]
+        return self._read(0, prompt.shape[1], torch.tensor([prompt.shape[1] - 1]))  # (1, 1, vocab)
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
         return self._read(length + self._offset, tokens.shape[1])

@@ -139,9 +139,9 @@ class Family:
     def logits_after(self, model: PreTrainedModel, prompt: Tensor, text: Tensor, n_last: int | None = None) -> Tensor:
         """Return the uncached logits after the prompt and i tokens of the text, for each i: (1, n) and (1, m) ids ->
         (1, m + 1, ids of the output layer), or its last n_last rows at least"""
-        options = {"logits_to_keep": n_last} if n_last else {}
-        logits = model(input_ids=torch.cat([prompt, text], dim=1), use_cache=False, **options).logits
-        return logits[:, -(text.shape[1] + 1) :]
+        n = text.shape[1] + 1
+        ids = torch.cat([prompt, text], dim=1)
+        return model(input_ids=ids, use_cache=False, logits_to_keep=n_last or n).logits[:, -n:]
 
     def n_prompt(self, n_tokens: int, n_compared: int) -> int:
         """Return the tokens of a random text that are its prompt, where the last `n_compared` logits are compared."""

@@ -1,5 +1,6 @@
 """The weights that a pass reads, the memory that is free, and how fast the machine reads it."""
 
+import contextlib
 import json
 import os
 import re
@@ -20,9 +21,10 @@ def weights_read(model: PreTrainedModel) -> tuple[int, int]:
     """Return the weights that every pass reads, or at most for a mixture of experts.  -> how many, bytes. Shared ones
     count once. An embedding of its own is left out: a pass reads a row for each token."""
     unique = {id(p): p for p in family_of(model).weights(model)}
-    inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
-    if outputs is None or inputs.weight is not outputs.weight:
-        unique.pop(id(inputs.weight), None)
+    with contextlib.suppress(AttributeError, NotImplementedError):  # no such methods, or no single matrix
+        inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
+        if outputs is None or inputs.weight is not outputs.weight:
+            unique.pop(id(inputs.weight), None)
     return sum(p.numel() for p in unique.values()), sum(p.numel() * p.element_size() for p in unique.values())
 
 

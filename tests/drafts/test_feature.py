@@ -95,6 +95,9 @@ def test_ids_that_the_head_lacks_are_never_proposed_and_do_no_harm(n_ids, ids, s
     assert proposed <= set(ids.tolist())
     assert len(proposed) > 1
     assert not set(text) <= set(ids.tolist()), "nothing was beyond it"
+    (before, draft), n = drafter.proposed[-2], prompts(1).shape[1]
+    law = drafter.law(reading(model, drafter), before[:n], text, sampling, 1).drawn_from([(len(before) - n, 0, 1)])
+    assert torch.allclose(law, draft.probs[0, :1]) if draft.probs is not None else law.argmax() == draft.tokens[0, 0]
     if sampling.greedy:
         assert text == plain_text(CachedModel(model), prompts(1), 40)
 

@@ -11,7 +11,7 @@ from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
-from speclab.lab.known_texts import rounds_of_texts
+from speclab.lab.known_texts import KnownText, rounds_of_texts
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -70,4 +70,5 @@ def replayed(target, make, prompts, k: int = K, before=lambda: None) -> set[Roun
     along, arm = rounds_of_texts(measured), Arm("draft", "draft", k)
     before()
     assert [along(arm, i, text) for i, text in enumerate(texts)] == made
+    assert KnownText(CachedModel(target.model, 4), torch.tensor([[5, 3]]), [2]).prefill(prompts[0][:, :2]).argmax() == 2
     return {one for rounds in made for one in rounds}
