@@ -13,8 +13,7 @@ Predicted = Mapping[tuple[Arm, float, int], PredictedSeconds]  # by arm, tempera
 
 def rows_of(decoded: list[Decoded], predicted: Predicted | None = None) -> list[Row]:
     """Return the row of every arm at every temperature, for all prompts and for each kind of them, beside the baseline
-    of as many texts at a time. predicted: what the costs say of each arm and prompt.
-    """
+    of as many texts at a time. predicted: what the costs say of each arm and prompt."""
     rows = []
     for alike in _groups(decoded):
         kinds = list(dict.fromkeys(one.prompt_kind for one in alike))
@@ -66,9 +65,11 @@ def row_of(
     pairs = [(b, by_prompt[b.prompt_index]) for b in baseline if b.prompt_index in by_prompt]
     own, counts, total = [s for _, s in pairs], Counts(), PredictedSeconds()
     arm, temperature = decoded[0].arm, decoded[0].temperature
-    for one in own:
+    priced = [(predicted or {}).get((arm, temperature, one.prompt_index), PredictedSeconds()) for one in own]
+    for one, part in zip(own, priced, strict=True):
         counts.merge(one.counts)
-        total += (predicted or {}).get((arm, temperature, one.prompt_index), PredictedSeconds())
+        total += part
+    total.expected *= all(part.expected for part in priced)  # what some prompts take says nothing of all
     # The seconds of model.generate cannot be split and hold its prefill, so it is compared end to end.
     end_to_end = arm.method == "generate"
     baseline_seconds = [b.seconds + end_to_end * sum(b.prefill_seconds) for b, _ in pairs]
@@ -107,4 +108,4 @@ def row_of(
         same_as_baseline=all(b.texts == s.texts for b, s in pairs) if has_texts else None,
         verdict=verdict(before / seconds, low, high, floor) if arm.speculative else None,
     )
-    return replace(row, **predictions(row, total)) if total.baseline else row
+    return replace(row, **predictions(row, total)) if all(part.baseline for part in priced) else row

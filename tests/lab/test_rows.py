@@ -1,5 +1,7 @@
 """From seconds and counts to rows: every ratio against a value worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from speclab.core.counts import Counts
@@ -128,6 +130,10 @@ def test_predictions_of_all_prompts_are_added_up():
     own, baseline = [sample(MODEL, i, 1.0, **FIVE) for i in range(2)], [sample(BASELINE, i, 1.0) for i in range(2)]
     made = row_of(own, baseline, predicted={(MODEL, 0.0, i): part for i in range(2)})
     assert (made.draft_cost, made.accounting, made.forecast) == pytest.approx((0.1, 10 / 8, 10 / 4))
+    one = {(MODEL, 0.0, 0): part}
+    made = row_of(own, baseline, predicted=one | {(MODEL, 0.0, 1): replace(part, expected=0.0)})
+    assert (made.accounting, made.forecast, made.ladder) == (10 / 8, None, None)
+    assert row_of(own, baseline, predicted=one).accounting is None
 
 
 def test_what_is_recorded_holds_every_second_and_count_and_no_text():
