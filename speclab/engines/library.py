@@ -15,7 +15,8 @@ import subprocess
 import tempfile
 
 from speclab.models.family import NoFastBackend
-from speclab.system.files import cache_folder, is_own
+from speclab.system.errors import EnvironmentProblem
+from speclab.system.files import cache_folder, is_own, write_whole
 from speclab.system.terminal import note
 
 SOURCE = pathlib.Path(__file__).with_name("pass.c")
@@ -29,15 +30,14 @@ NO_COMPILER = "there is no C compiler; install one, on Debian: apt install gcc"
 def compiler() -> str | None:
     """Return the path of a C compiler: CC, cc, gcc or clang, None where there is none."""
     names = (os.environ.get("CC"), "cc", "gcc", "clang")  # a path, or a name on the PATH
-    return next((found for name in names if name and (found := shutil.which(name))), None)
+    return next((os.path.abspath(found) for name in names if name and (found := shutil.which(name))), None)
 
 
 @functools.cache
 def library(kinds: int, more: tuple[str, ...] = ()) -> ctypes.CDLL:
     """Return the library with the products of these kinds of weights, bit by bit (KINDS in pass.c).
 
-    more: further flags of the compiler. Raises NoFastBackend where it cannot be compiled or kept.
-    """
+    more: further flags of the compiler. Raises NoFastBackend where it cannot be compiled or kept."""
     if (path := compiler()) is None:
         raise NoFastBackend(NO_COMPILER)
     command = [path, *FLAGS, f"-DKINDS={kinds}", *more]
@@ -51,20 +51,21 @@ def library(kinds: int, more: tuple[str, ...] = ()) -> ctypes.CDLL:
 
 def _library(command: list[str]) -> ctypes.CDLL:
     try:
-        macros = subprocess.run([*command, "-dM", "-E", "-x", "c", os.devnull], capture_output=True).stdout
-        about = repr((SOURCE.read_bytes(), command, macros))
+        done = subprocess.run([*command, "-dM", "-E", str(SOURCE)], capture_output=True, text=True)
+        about = repr((SOURCE.read_bytes(), command, done.stdout))
         place = cache_folder() / f"{hashlib.sha256(about.encode()).hexdigest()[:40]}.so"
         if not place.exists() or not is_own(place):
-            note("compiling speclab/engines/pass.c, some seconds; the next run finds it")
-            with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
+            with tempfile.TemporaryDirectory() as scratch:
                 whole = pathlib.Path(scratch) / "pass.so"
-                files = ["-o", whole.name, str(SOURCE), "-lm"]
-                done = subprocess.run([*command, *files], cwd=scratch, capture_output=True, text=True)
+                if not done.returncode:  # it knows the flags and finds the headers
+                    note("compiling speclab/engines/pass.c, some seconds; the next run finds it")
+                    files = ["-o", whole.name, str(SOURCE), "-lm"]
+                    done = subprocess.run([*command, *files], cwd=scratch, capture_output=True, text=True)
                 if done.returncode or not whole.exists():
                     said = done.stderr.splitlines() or ["it said nothing"]
                     raise NoFastBackend(f"the C compiler gave up: {next((s for s in said if 'error' in s), said[0])}")
-                whole.chmod(0o600)
-                whole.replace(place)
+                write_whole(place, whole.read_bytes())
+                place.chmod(0o600)
         return ctypes.CDLL(str(place))
-    except OSError as error:
+    except (OSError, EnvironmentProblem) as error:
         raise NoFastBackend(f"the compiled pass cannot be kept or loaded: {error}") from error

@@ -21,7 +21,9 @@ CACHE = "SPECLAB_CACHE"  # the environment variable that names another cache fol
 
 def shown(path: Path) -> str:
     """Return a path as one would type it from the current directory."""
-    return min(os.path.relpath(path), str(path), key=len)
+    with contextlib.suppress(OSError, ValueError):  # no current directory, or another drive of Windows
+        return min(os.path.relpath(path), str(path), key=len)
+    return str(path)
 
 
 def read_bytes(path: Path, most: int) -> bytes:
@@ -95,13 +97,13 @@ def is_own(path: Path) -> bool:
 
 
 def cache_folder() -> Path:
-    """Return the user's folder for what takes long to make. Raises OSError where there is none, or others can write."""
+    """Return the user's folder for what takes long to make. Raises EnvironmentProblem where others can write to it."""
     usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "speclab")
     try:
-        place = Path(os.environ.get(CACHE) or usual.expanduser())
+        place = Path(os.environ.get(CACHE) or usual).expanduser().absolute()
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
-        raise OSError(f"the cache folder cannot be made: {error}; set {CACHE}") from None
+        raise EnvironmentProblem(f"the cache folder cannot be made: {error}; set {CACHE}") from None
     if not is_own(place):
-        raise OSError(f"others can write to {place}; type: chmod 700 {place}")
+        raise EnvironmentProblem(f"others own {place}, or can write to it; set {CACHE}, or type: chmod 700 {place}")
     return place

@@ -36,14 +36,15 @@ def say(text: str, end: str = "\n") -> None:
 def note(text: str) -> None:
     """Print a remark for the person at the terminal on standard error. Results go to standard output."""
     with contextlib.suppress(OSError):  # a terminal that is gone must not stop what is being measured
-        print(harmless(text), file=sys.stderr, flush=True)
+        if sys.stderr:  # None where it was closed before the start; print would then take standard output
+            print(harmless(text), file=sys.stderr, flush=True)
 
 
 def progress(total: int, unit: str, title: str) -> Any:
     """Return a tqdm bar whose `update()` counts one more. Where there is no terminal, a line says what begins."""
     from tqdm import tqdm  # here: check.py runs without it
 
-    bar = tqdm(total=total, unit=unit, desc=title, leave=False, disable=None)  # None: but on a terminal
+    bar = tqdm(total=total, unit=unit, desc=title, leave=False, disable=not (sys.stderr and sys.stderr.isatty()))
     if bar.disable:
         note(f"{title}: {total} {unit}s")
     return bar

@@ -80,6 +80,7 @@ FULL = b"error: standard output: No space left on device; check the path and the
         ("print('x'); raise Problem('no')", "> /dev/full", (1, b"", b"error: no\n")),
         ("print('x')", "> /dev/full", (3, b"", FULL)),
         ("print('x')", ">&-", (0, b"", b"")),
+        ("terminal.note('x'); terminal.progress(1, 'x', 'x').update()", "2>&-", (0, b"", b"")),
         ("raise OSError('odd')", "", (3, b"", b"error: OSError: odd; check the path and the disk\n")),
         ("[print('x' * 1000, flush=True) for _ in range(1000)]", "| head -c 1", (0, b"x", b"")),
     ],

@@ -77,9 +77,11 @@ def test_what_cannot_be_written_is_found_beforehand(tmp_path, monkeypatch):
         files.check_writable(tmp_path / "file", "--json")
 
 
-def test_what_was_written_is_said_at_the_end(tmp_path, capsys):
+def test_what_was_written_is_said_at_the_end(tmp_path, capsys, monkeypatch):
     files.write_all([lambda: files.write_whole(tmp_path / "a", "x"), lambda: print("shown")], "; as before")
     out, err = capsys.readouterr()
     assert (out, err) == ("shown\n", f"wrote {files.shown(tmp_path / 'a')}; as before\n")
     files.write_all([lambda: None])
     assert capsys.readouterr().err == ""
+    monkeypatch.setattr(os.path, "relpath", lambda path: int("another drive"))  # raises ValueError
+    assert files.shown(tmp_path) == str(tmp_path)
