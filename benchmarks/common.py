@@ -29,7 +29,8 @@ class BenchmarkRun(Head):
 
 def add_result_flags(parser: argparse.ArgumentParser, benchmark: str) -> None:
     group = parser.add_argument_group("results")
-    group.add_argument("--out-dir", type=some_path, default=OUTPUT, help=f"holds results/ (default: {shown(OUTPUT)})")
+    where = f"holds results/ (default: {shown(OUTPUT)})".replace("%", "%%")
+    group.add_argument("--out-dir", type=some_path, default=OUTPUT, help=where)
     group.add_argument("--name", type=plain_name, default="local", help="of this run's files (default: local)")
     parser.set_defaults(benchmark=benchmark)
 

@@ -25,8 +25,8 @@ from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.drafts.registry import check_prompts
 from speclab.lab.bench import SPECULATIVE
 from speclab.lab.round_costs import measure_costs
-from speclab.models import loading
 from speclab.models.engine_choice import ENGINES
+from speclab.models.loading import DEVICES, DTYPES, LAB_TARGET
 from speclab.models.pieces import with_text
 from speclab.models.prompts import Messages, encode
 from speclab.models.setup import Setup, load_setup
@@ -49,7 +49,7 @@ class Pair:
 
 
 def load(
-    target: str = loading.LAB_TARGET,
+    target: str = LAB_TARGET,
     draft: str = "model",
     device: str = "auto",
     dtype: str = "auto",
@@ -60,10 +60,12 @@ def load(
 
     target: folder, hub name or lab:SIZE. draft: the same, "model" (the lab's own draft), "ngram" (prompt lookup), or
     another kind of `--draft`. device (auto, cpu, cuda, mps), dtype (auto, float32, bfloat16), engine (auto, c, graphs,
-    eager), threads (of a CPU). Raises UsageProblem or EnvironmentProblem.
-    """
-    if engine not in ENGINES:
-        raise UsageProblem(f"there is no engine {engine!r}; choose one of {', '.join(ENGINES)}")
+    eager), threads (of a CPU). Raises UsageProblem or EnvironmentProblem."""
+    for what, given, names in (("engine", engine, ENGINES), ("device", device, DEVICES), ("dtype", dtype, DTYPES)):
+        if given not in names:
+            raise UsageProblem(f"there is no {what} {given!r}; choose one of {', '.join(names)}")
+    if threads is not None and (type(threads) is not int or threads < 1):
+        raise UsageProblem(f"threads is {threads!r}; give a whole number, 1 or more, or None")
     choice = registry.read(draft)
     if choice.only_greedy:
         raise UsageProblem(f"draft {draft!r} replays the baseline's output, which is for compare.py alone")
@@ -88,12 +90,11 @@ def speculate(
     in every round; some drafts have a size of their own. With "auto", and for hybrids, the cost of a round is measured
     before the first text at each temperature. temperature: 0 is greedy. The text ends with the target's own end token
     or after max_new_tokens tokens. Arguments are checked when this is called, before the first round. Raises
-    UsageProblem, and ValueError for a number out of range.
-    """
+    UsageProblem, and ValueError for a number out of range."""
     k = LONGEST if draft_length == "auto" else draft_length
-    if not isinstance(k, int) or k < 0 or max_new_tokens < 0:
-        wrong = f"got {draft_length!r}, {max_new_tokens}"
-        raise ValueError(f'draft_length must be 0 or more or "auto", and max_new_tokens 0 or more, {wrong}')
+    for name, n in (("draft_length", k), ("max_new_tokens", max_new_tokens), ("top_k", top_k), ("seed", seed)):
+        if type(n) is not int or n < 0:
+            raise ValueError(f'{name} must be a whole number, 0 or more (draft_length also "auto"), got {n!r}')
     setup = pair.setup
     settings = DecodeSettings(max_new_tokens, Sampling(temperature, top_k, top_p), setup.eos, seed)
     is_chat = isinstance(prompt, list) and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in prompt)

@@ -64,7 +64,8 @@ def test_a_sampled_text_on_auto_depends_on_its_seed_alone(pair):
 def test_what_cannot_be_is_refused_before_the_first_round(pair, monkeypatch):
     with pytest.raises(ValueError, match="'Auto'"):
         speculate(pair, TEXT, "Auto")
-    for wrong in ({"draft_length": -1}, {"max_new_tokens": -1}, {"temperature": -0.1}, {"top_p": 0}, {"top_k": -1}):
+    whole = [{name: n} for name in ("draft_length", "max_new_tokens", "top_k", "seed") for n in (-1, 2.5, True)]
+    for wrong in (*whole, {"temperature": -0.1}, {"top_p": 0}):
         with pytest.raises(ValueError, match=r"must be"):
             speculate(pair, TEXT, **wrong)
     with pytest.raises(UsageProblem, match="empty"):
@@ -72,9 +73,10 @@ def test_what_cannot_be_is_refused_before_the_first_round(pair, monkeypatch):
     with pytest.raises(UsageProblem):
         speculate(pair, TEXT, max_new_tokens=10**6)
     monkeypatch.setattr(loading, "load_model", lambda *a, **k: pytest.fail("weights were read"))
-    for draft, said in (("ngrm", "unknown draft kind 'ngrm'"), ("dial:0.5", "compare")):
-        with pytest.raises(UsageProblem, match=said):
-            load(draft=draft)
+    wrongs = [{"device": "cuda:0"}, {"dtype": "fp16"}, {"engine": "x"}, {"threads": -1}, {"threads": 0}]
+    for wrong in (*wrongs, {"draft": "ngrm"}, {"draft": "dial:0.5"}):
+        with pytest.raises(UsageProblem, match=r"choose|give|type|compare"):
+            load(**wrong)
 
 
 def test_several_texts_at_once_do_not_disturb_each_other(pair):

@@ -24,7 +24,7 @@ from speclab.present.screen import screen, timed
 from speclab.records.files import ComparisonRun, Head, to_json
 from speclab.records.rows import AUTO
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.files import check_writable, shown, write_all, write_whole
+from speclab.system.files import IS_CLONE, check_writable, shown, write_all, write_whole
 from speclab.system.terminal import harmless, note, say
 
 # The defaults of what the command line leaves open, by the size of the run. limit 0 means all prompts.
@@ -50,7 +50,7 @@ def run(docstring: str, argv: list[str] | None, functions: LoopFunctions | None 
     if not args.brief:
         say(head(config))
     record, measured = _measure(args, config)
-    where = [f"everything else: {shown(output.result('.md'))}", "why is mine not faster? docs/why-not-faster.md"]
+    where = [f"everything else: {shown(output.result('.md'))}", *["why not faster? docs/why-not-faster.md"] * IS_CLONE]
     text = functools.partial(screen, record, args.brief, where)
     page = functools.partial(report.page, record, output.name)
     show(output, record, text, page, plots.comparison(record, output.plots, output.name))
@@ -68,9 +68,7 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
     size = group.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 2, 4")
     size.add_argument("--full", action="store_true", help="all prompts, 128 tokens")
-    group.add_argument(
-        "--alone", action="store_true", help="leave out the short runs of the lab's pair, eager and padded"
-    )
+    group.add_argument("--alone", action="store_true", help="leave out the short runs, eager and padded")
     group.add_argument("--brief", action="store_true", help="print the table alone")
     flags.add_output_flags(group)
     parser.set_defaults(max_new_tokens=None)
@@ -101,9 +99,6 @@ def prepare(
     """Load and check everything before anything is timed. name: what all files begin with"""
     if args.max_new_tokens < 2:
         raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
-    output = Output(args, name)
-    for path in (output.result(".json"), output.result(".md"), output.plots / "picture.png"):
-        check_writable(path, "--out-dir")
     choices = registry.read_all([kind for kind in args.draft.split(",") if kind])
     if 0 not in temperatures and all(choice.only_greedy for choice in choices):
         raise UsageProblem(f"{choices[0].only_greedy}, or add 0 to the temperatures")
@@ -111,6 +106,9 @@ def prepare(
     if not lengths:  # beside numbers a draft that cannot choose has those
         for choice in choices:
             choice.check_auto()
+    output = Output(args, name)
+    for path in (output.result(".json"), output.result(".md"), output.plots / "picture.png"):
+        check_writable(path, "--out-dir")
     setup, prompts = flags.load(args, temperature=0.0)
     drafters = {choice.name: choice.make(setup, args.seed) for choice in choices}
     registry.check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)

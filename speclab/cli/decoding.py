@@ -65,8 +65,8 @@ def run(
         if functions.rule.law:
             how_far = f"python compare.py --rule {args.rule} --temperature {args.temperature:g}"
             print(f"LOSSY: the texts leave the target's distribution; {how_far} says by how much")
-        n_passes, one_by_one = decoded.counts.n_rounds + decoded.counts.n_replays, decoded.counts.n_emitted
-        print(f"\n{decoded.n_tokens} tokens in {n_passes} passes of the target; one by one it takes {one_by_one}")
+        n_passes, n = decoded.counts.n_rounds + decoded.counts.n_replays, decoded.counts.n_emitted
+        print(f"\n{n} tokens were decoded in {n_passes} passes of the target; one by one it takes {n}")
     return int(n_wrong > 0)
 
 

@@ -12,7 +12,7 @@ from speclab.core.sampling import Sampling
 from speclab.drafts import registry
 from speclab.models import loading, prompts
 from speclab.models.engine_choice import ENGINES
-from speclab.models.loading import LAB_TARGET
+from speclab.models.loading import DEVICES, DTYPES, LAB_TARGET
 from speclab.models.prompts import LAB_TEXTS, Prompt
 from speclab.models.setup import Setup, load_setup
 from speclab.system import startup
@@ -20,7 +20,6 @@ from speclab.system.errors import UsageProblem
 from speclab.system.files import OUTPUT, shown
 from speclab.system.terminal import note
 
-DEVICES, DTYPES = ("auto", "cpu", "cuda", "mps"), ("auto", "float32", "bfloat16")
 PLANS = ("auto", "balanced", "sequential")  # of the library, for the weights of a target
 DRAFT_HELP = "--draft help lists all kinds"
 
@@ -66,7 +65,7 @@ def add_text_flags(group: Group) -> None:
 
 
 def add_output_flags(group: Group) -> None:
-    where = f"folder for results/ and plots/ (default: {shown(OUTPUT)})"
+    where = f"folder for results/ and plots/ (default: {shown(OUTPUT)})".replace("%", "%%")
     group.add_argument("--out-dir", type=some_path, default=OUTPUT, metavar="DIR", help=where)
     name = "what names of this run's files begin with (default: local)"
     group.add_argument("--name", type=plain_name, default="local", metavar="NAME", help=name)
@@ -160,7 +159,7 @@ def setup_from(args: argparse.Namespace, sampling: Sampling, tokenizer: PreTrain
 def read_prompts(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
     """Tokenise --prompt, --prompts, or the standard set; with --chat they are put into the chat template."""
     if getattr(args, "texts", None):
-        given = prompts.encode(prompts.read_texts(args.texts), tokenizer, chat=True)
+        given = prompts.encode(prompts.read_texts(args.texts), tokenizer, chat=args.chat is not False)
         return prompts.first_of_each_kind(given, args.limit or 0 if args.texts in LAB_TEXTS else 0)
     typed = bool(args.prompt) or args.prompts == "-"
     chat = typed and bool(tokenizer.chat_template) if args.chat is None else args.chat

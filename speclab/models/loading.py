@@ -37,6 +37,7 @@ from speclab.system.terminal import harmless, note
 MODELS = DATA / "models"
 LAB_PAIR = MODELS / "lab-pair"
 LAB_TARGET, LAB_DRAFT = str(LAB_PAIR / "target"), str(LAB_PAIR / "draft")
+DEVICES, DTYPES = ("auto", "cpu", "cuda", "mps"), ("auto", "float32", "bfloat16")
 LAB = {"target": LAB_TARGET, "draft": LAB_DRAFT}
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()  # what matters of its warnings is checked here and refused

@@ -153,8 +153,7 @@ def chats_ids(chats: list[Messages], tokenizer: PreTrainedTokenizerBase) -> list
     """Return the ids of each chat, (1, length), up to where the model answers. Raises UsageProblem where there is no
     template, and EnvironmentProblem where it cannot be used."""
     if not tokenizer.chat_template:
-        way_out = "give bare texts without --chat and --texts, or choose a model with one"
-        raise UsageProblem(f"the target's tokenizer has no chat template; {way_out}")
+        raise UsageProblem("the target's tokenizer has no chat template; use --no-chat, or choose a model with one")
     try:
         made = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
     except Exception as error:  # a template is a program, and may raise anything

@@ -132,7 +132,7 @@ def test_a_template_that_writes_nothing_and_one_that_is_not_there(tokenizer):
     with pytest.raises(UsageProblem, match="empty"):
         prompts.encode([("x", "hello")], tokenizer, chat=True)
     tokenizer.chat_template = None
-    with pytest.raises(UsageProblem, match="has no chat template; give bare texts without --chat"):
+    with pytest.raises(UsageProblem, match="has no chat template; use --no-chat"):
         prompts.encode(prompts.read_texts("served"), tokenizer, chat=True)
 
 
