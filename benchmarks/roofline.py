@@ -243,7 +243,7 @@ def main(argv: list[str] | None = None) -> int:
         drafter = common.model_drafter(args.draft, setup, args.seed, "only a model has passes")
         models.append(("draft", loading.short_name(args.draft), drafter.draft))
     for _, _, cached in models:
-        room = (cached.max_length or sys.maxsize) - args.widths[-1]
+        room = (cached.room.text or sys.maxsize) - args.widths[-1]
         if args.context > room:
             raise UsageProblem(f"--context {args.context} and the widest pass do not fit; use --context {room} or less")
     note(setup.describe())

@@ -46,7 +46,7 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
 @contextlib.contextmanager
 def old_objects_frozen() -> Iterator[None]:
     """Keep Python's garbage collector from checking objects that exist already, as libraries and models: that takes as
-    long as decoding a short text, and would fall into the times. Whoever freezes first lets it see them again."""
+    long as decoding a short text, and would fall into the times. The outermost call unfreezes them."""
     is_first = gc.get_freeze_count() == 0
     gc.collect(1)  # what has just become garbage would stay in memory
     gc.freeze()

@@ -1,7 +1,7 @@
 """The interface of every drafter: three calls of the loop, and the questions that the lab asks of a drafter.
 
-A new kind inherits from `Drafter`, writes `prefill`, `propose` and `observe`, and changes what is not true of it.
-Nobody asks which kind a drafter is.
+A new kind inherits from `Drafter`, writes `prefill`, `propose` and `observe`, and overrides the answers that are wrong
+for it. Nobody asks which kind a drafter is.
 """
 
 import copy

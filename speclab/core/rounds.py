@@ -113,7 +113,7 @@ class Round(NamedTuple):
     seconds: Mapping[str, float] | None = None  # by phase; an instrument fills it in (speclab/lab/instruments.py)
     detail: object = None  # the numbers that the accept rule used; the same
     n_after_eos: int = 0  # ids that were generated after an end token and dropped
-    text: str = ""  # what `tokens` add to the text; speclab/models/prompts.py fills it in
+    text: str = ""  # what `tokens` add to the text; speclab/models/pieces.py fills it in
     n_replays: int = 0  # further target passes that its roll-back took; an instrument fills it in
     looked_up: bool = False  # a hybrid's lookup drafted, not its model; the hybrid fills it in (Drafter.described)
 

@@ -61,7 +61,7 @@ class Bench:
         """Return an arm ready to work on a prompt. Decodings of one `stream` draw the same random numbers.
 
         An arm that can only decode greedily does so. lengths: makes it an instrument; every phase is timed, each round
-        drafts one of these lengths, and it decodes all of the text: its rounds say what they cost, whatever the text.
+        drafts one of these lengths, and it decodes all of the text: its rounds give the cost of each length.
         """
         target, ids = self.setup.target.with_own_cache(), prompt.ids.to(self.setup.device)
         budget = self.max_new_tokens if lengths else budget or self.max_new_tokens

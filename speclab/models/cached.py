@@ -49,7 +49,6 @@ class CachedModel:
         self.vocab_size = min(vocab_size or n_rows, n_rows, self.n_ids)
         self.family = family_of(model)
         self.room = with_table(self.family.room(model.config), model)
-        self.max_length = self.room.text  # positions of prompt and output together; None: no limit
         # Decoder layers whose outputs a draft reads. The baseline keeps them too, so both arms run on the same engine.
         self.hidden_layers: tuple[int, ...] = ()
         self.backend: Any = None  # what runs the passes of this decoding; `prefill` makes it

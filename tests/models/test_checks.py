@@ -197,7 +197,7 @@ def test_the_context_is_found_under_the_names_that_families_use(entries, length)
 def test_positions_after_a_padding_index_are_fewer_than_the_table_has_rows():
     """The last position that is counted can be decoded; one more would be an IndexError."""
     model = CachedModel(made("roberta", max_position_embeddings=42, is_decoder=True, pad_token_id=1))
-    assert model.max_length == 40
+    assert model.room.text == 40
     model.prefill(torch.full((1, 39), 5))
     model.forward(torch.tensor([[6]]))
 

@@ -86,7 +86,7 @@ def random_text(model: PreTrainedModel, n_tokens: int = N_TOKENS) -> Tensor:
     config = model.config.get_text_config()
     special = {v for k, v in config.to_dict().items() if k.endswith(("token_id", "token_index")) and isinstance(v, int)}
     ordinary = torch.tensor([i for i in range(min(cached.vocab_size, cached.n_ids)) if i not in special])
-    room = min((n for n in (cached.max_length, cached.room.for_prompt()) if n is not None), default=sys.maxsize)
+    room = min((n for n in (cached.room.text, cached.room.for_prompt()) if n is not None), default=sys.maxsize)
     n = min(n_tokens, room - max(WRONG))
     if n <= sum(WIDTHS) or len(ordinary) < 2:
         raise EnvironmentProblem(f"{config.model_type} has too few tokens or positions to decode with; choose another")

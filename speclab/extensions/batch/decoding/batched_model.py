@@ -79,7 +79,7 @@ class BatchedModel:
         """
         buffers, (n_rows, m), starts = self._running(), tokens.shape, self.lengths
         counted = [n if start else 0 for n, start in zip(sizes or self._sizes or [m] * n_rows, starts, strict=True)]
-        placed = Placed(starts, counted, m, (self.model.max_length or sys.maxsize) - 1, reads)
+        placed = Placed(starts, counted, m, (self.model.room.text or sys.maxsize) - 1, reads)
         if placed.total > buffers.capacity:
             raise RuntimeError(f"a text of {placed.total} tokens in buffers of {buffers.capacity}")
         with torch.inference_mode():

@@ -242,7 +242,7 @@ def test_a_draft_with_a_short_context_stops_row_by_row():
     """The rows whose text it cannot read any more go on without it."""
     target, _ = pair()
     draft = CachedModel(perturbed(tiny("llama", max_position_embeddings=24), 0.1))
-    assert draft.max_length == 24
+    assert draft.room.text == 24
     expected = alone(target, ModelDrafter(draft), requests(WARM), 4)
     found = by_text(
         speculative_decode_batch(BatchedModel(target, 3), of_batch(ModelDrafter(draft), 3), requests(WARM), 4)
