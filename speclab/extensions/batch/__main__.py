@@ -18,8 +18,10 @@ import sys
 from speclab.cli import compare, flags, parsing
 from speclab.cli.compare import Output, show
 from speclab.extensions.batch import shown
+from speclab.extensions.batch.decoding.batched_model import check_batch
 from speclab.extensions.batch.decoding.budget import RULES, Budgeted
-from speclab.extensions.batch.measure import check, compare_batches
+from speclab.extensions.batch.decoding.drafters import check_drafter
+from speclab.extensions.batch.measure import compare_batches
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
 from speclab.present.pictures import plots
@@ -28,7 +30,6 @@ from speclab.records.rows import AUTO
 from speclab.system.errors import reports_problems
 from speclab.system.terminal import say
 
-MOST_ROWS = 1024
 # What the command line leaves open. limit 0: all prompts, so that a batch of 16 holds no copies.
 SIZES = {
     "default": {"limit": 0, "max_new_tokens": 48, "draft_length": "2,4,6"},
@@ -39,7 +40,8 @@ SIZES = {
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    args = filled(make_parser().parse_args(argv))
+    args = make_parser().parse_args(argv)
+    args = flags.with_defaults(args, SIZES["quick" if args.quick else "full" if args.full else "default"])
     config, output = _prepare(args)
     say(compare.head(config))
     record, measured = compare_batches(config, args.sizes, args.load)
@@ -54,7 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
     flags.add_text_flags(flags.add_model_flags(parser))
     group = parser.add_argument_group("experiment")
     sizes = "texts that are decoded side by side (default: %(default)s)"
-    read = functools.partial(parsing.numbers, kind=int, smallest=1, flag="-B", largest=MOST_ROWS)
+    read = functools.partial(parsing.numbers, kind=int, smallest=1, flag="-B", largest=1024)
     group.add_argument("-B", "--sizes", type=read, metavar="B,B", default="1,2,4,8,16", help=sizes)
     flags.add_draft_flag(group, "model,ngram", "as of compare.py; several with commas (default: %(default)s)")
     lengths = "tokens per draft, or auto, each, published: chosen (default: 2,4,6)"
@@ -72,11 +74,6 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def filled(args: argparse.Namespace) -> argparse.Namespace:
-    size = "quick" if args.quick else "full" if args.full else "default"
-    return flags.with_defaults(args, SIZES[size])
-
-
 def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     """Load and check everything; a Problem with the flags is raised before anything is timed."""
     words = [word.strip() for word in args.draft_length.split(",")]
@@ -90,7 +87,9 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
         for rule in (word for word in words if word in RULES):
             named = f"{base} {rule}".removesuffix(AUTO) + AUTO
             config.drafters[named] = Budgeted(config.drafters[base], base, rule)
-    check(config)
+    check_batch(config.setup.target)
+    for name, drafter in config.drafters.items():
+        check_drafter(name, drafter)
     return config, output
 
 

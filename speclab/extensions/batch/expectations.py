@@ -1,4 +1,5 @@
-"""What the steps of a batch cost, from passes over one text. No batch of several texts is timed for it.
+"""What the steps of a batch cost, from passes over one text, and a simulation of the rules with these costs: no batch
+of several texts is timed for it, and nothing is decoded.
 
 A pass over n texts of w tokens each multiplies every weight with n * w tokens, as a pass over one text of n * w tokens
 does. But each text has keys and values of its own to read; one token after n times as many tokens of context reads as
@@ -6,10 +7,9 @@ many. So, with C tokens of context,
 
     t(n, w, C) = t(1, n * w, C) + t(1, 1, n * C) - t(1, 1, C)
 
-What the loop does outside of its passes is measured in its rounds: their seconds, less those of the passes. A head, or
-another network that drafts row by row, works for each text anew: what its rounds take beyond those of plain decoding is
-the price of its tokens. Why a large batch removes the gain of a draft, and a long context restores it: MagicDec, arXiv
-2408.11049.
+What the loop does outside of its passes is measured in its rounds: their seconds, less those of the passes. What rounds
+of a network that drafts row by row take beyond those of plain decoding is the price of its tokens. Why a large batch
+removes the gain of a draft, and a long context restores it: MagicDec, arXiv 2408.11049.
 """
 
 import functools
@@ -17,6 +17,8 @@ import random
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,26 +26,40 @@ import torch
 from speclab.core.clock import seconds
 from speclab.core.rounds import Round
 from speclab.extensions.batch.decoding.batched_model import BatchedModel
-from speclab.extensions.batch.decoding.budget import StepCosts
-from speclab.extensions.batch.decoding.decodings import BatchDecoding
+from speclab.extensions.batch.decoding.budget import OWN, PUBLISHED, Budget, StepCosts
 from speclab.extensions.batch.decoding.drafters import shared_model
-from speclab.extensions.batch.simulate import Trace
+from speclab.extensions.batch.decoding.loops import BatchDecoding
 from speclab.lab.run_config import RunConfig
 
 TARGET = "target"
 TURNS = 12  # in which passes are timed
 Pass = tuple[int, int]
 """tokens of a pass over one text, tokens of the text before it"""
+FIXED, ORACLE = "fixed", "oracle"
+
+
+class Trace(NamedTuple):
+    """A text, and what is drafted after 0, 1, ... of its tokens: how likely each token is accepted if all before it
+    are, and the draft's largest probability there; tops is empty where the draft does not say it."""
+
+    accepts: Sequence[Sequence[float]]
+    tops: Sequence[Sequence[float]] = ()
+
+
+class Simulated(NamedTuple):
+    """tokens_per_second: of all texts. of_user: of one text, on average over their time. length: tokens of a step."""
+
+    tokens_per_second: float
+    of_user: float
+    length: float
 
 
 def step_costs(
     times: Mapping[str, Mapping[Pass, float]], draft: str, n_texts: int, longest: int, pads: bool
 ) -> StepCosts:
     """Costs of steps over up to `n_texts` texts, in drafts of up to `longest` tokens, without what is outside of
-    passes. draft: a draft model of `times`, or another name, for a draft that costs nothing.
-
-    times: by model, the seconds of passes over one text; the shortest of these contexts is that of the others.
-    """
+    passes. draft: a draft model of `times`, or another name, for a draft that costs nothing. times: by model, the
+    seconds of passes over one text; the shortest of these contexts is that of the others."""
 
     def of_tokens(model: str, most: int) -> tuple[np.ndarray, np.ndarray]:
         known = sorted(times[model].items())
@@ -57,7 +73,8 @@ def step_costs(
     target, texts = of_tokens(TARGET, n_texts * (1 + longest))
     drafting = np.add(*of_tokens(draft, n_texts)) if draft in times else np.zeros(n_texts + 1)
     drafting[0] = 0
-    return StepCosts(0.0, np.maximum.accumulate(target).tolist(), texts.tolist(), drafting.tolist(), pads)
+    target, drafting = map(np.maximum.accumulate, (target, drafting))
+    return StepCosts(0.0, target.tolist(), texts.tolist(), drafting.tolist(), pads)
 
 
 def with_rounds(costs: StepCosts, decoding: BatchDecoding, n_texts: int, k: int, plain: float | None) -> StepCosts:
@@ -65,10 +82,10 @@ def with_rounds(costs: StepCosts, decoding: BatchDecoding, n_texts: int, k: int,
     drafts row by row, what plain decoding takes there; what is more is the price of its tokens."""
     rounds = [made for rounds in decoding.rounds.values() for made in rounds if not made.prefill]
     full = decoding.full(n_texts)
-    n_steps = len(full) if k else sum(sum(made.tokens.values()) for made in full) / n_texts
+    n_steps = len(full) if k else sum(sum(tokens.values()) for tokens, _ in full) / n_texts
     n_drafted = sum(made.n_drafted for made in rounds) / len(rounds)
     passes = float(np.interp(n_drafted, np.arange(k + 1), costs.of_length(n_texts, k)))
-    outside = max(0.0, sum(made.seconds for made in full) / n_steps - passes)
+    outside = max(0.0, sum(seconds for _, seconds in full) / n_steps - passes)
     if plain is None or not n_drafted:
         return replace(costs, outside=outside)
     own = max(0.0, outside - plain) / (n_drafted * n_texts)
@@ -84,16 +101,13 @@ def trace_of(rounds: Sequence[Round]) -> Trace:
     return Trace(accepts)
 
 
-# --- passes over one text ---------------------------------------------------------------------------------------------
-
-
 def time_passes(config: RunConfig, context: int, sizes: Sequence[int]) -> dict[str, dict[Pass, float]]:
     """Return the seconds of passes over one text, of each model its own, that multiply as much as passes over so many
     texts, or read as much.
 
-    In a decoding other work comes between two passes, and a pass takes longer than one that follows its like. So in a
-    turn every pass comes once, in another order every time. Caches hold random numbers: memory that was never written
-    is read for nothing. Each is the mean of the middle half of its turns, which no disturbed moment moves.
+    A pass that follows its like takes less time than in a decoding. So in a turn every pass comes once, in another
+    order every time. Caches hold random numbers: memory that was never written is read for nothing. Each is the mean of
+    the middle half of its turns, which no disturbed moment moves.
     """
     lengths = {k for drafter in config.drafters.values() for k in drafter.lengths(config.draft_lengths)}
     models, widths = {TARGET: config.setup.target}, {TARGET: {1, *(k + 1 for k in lengths)}}
@@ -123,3 +137,76 @@ def time_passes(config: RunConfig, context: int, sizes: Sequence[int]) -> dict[s
 def middle_mean(values: Sequence[float]) -> float:
     drop = len(values) // 4
     return statistics.mean(sorted(values)[drop : len(values) - drop])
+
+
+def simulate(
+    traces: Sequence[Trace], costs: StepCosts, rule: str, k: int, n_rows: int, rate: float | None = None, seed: int = 0
+) -> Simulated:
+    """Decode these texts, n_rows at a time. Steps count in which every row has a text; all of them where texts come
+    at random, `rate` a second (a Poisson process)."""
+    random, n = np.random.default_rng(seed), len(traces)
+    coins = [random.random(len(trace.accepts)) for trace in traces]  # of each token of a text, whoever drafts it
+    arrival = [*(poisson(rate, n, seed) if rate else [0.0] * n), np.inf]
+    budget = Budget(costs, rule if rule not in (FIXED, ORACLE) else OWN, max(k, 1))
+    rows: dict[int, tuple[int, int]] = {}  # text, its tokens so far
+    coming, clock = 0, 0.0
+    sums = np.zeros(4)  # over the steps that count: tokens, seconds, seconds of each text, texts
+    while coming < n or rows:
+        for row in range(n_rows):
+            if row not in rows and arrival[coming] <= clock:
+                rows[row], coming = (coming, 1), coming + 1
+        if not rows:
+            clock = arrival[coming]
+            continue
+        most, right = [0] * n_rows, [0] * n_rows  # drafted tokens at most, and accepted if all of them were drafted
+        for row, (text, at) in rows.items():
+            known = traces[text].accepts[at]
+            most[row] = min(k, len(coins[text]) - at - 1, len(known))
+            kept = coins[text][at : at + most[row]] < known[: most[row]]
+            right[row] = int(np.append(kept, False).argmin())
+        drafted: Sequence[int] = most  # tokens of each row that are verified
+        passes: Sequence[int] = most  # of the draft, for each row
+        if rule == ORACLE:
+            budget.begin(right, len(rows))
+            budget.accepts = [[1 - 1e-9] * max(k, 1)] * n_rows  # the first tokens of all rows come first
+            budget.rate = sums[0] / sums[1] if sums[1] else len(rows) / costs.of_length(len(rows), 0)[0]
+            drafted = passes = budget.lengths()
+        elif rule != FIXED:
+            said = {row: traces[text].tops[at] for row, (text, at) in rows.items() if traces[text].tops}
+            drafted, passes = _on_budget(budget, most, len(rows), said)
+            found = {row: SimpleNamespace(n_accepted=min(right[row], n), n_drafted=n) for row, n in enumerate(drafted)}
+            budget.observe({row: found[row] for row in rows})
+        drafting = sum(costs.drafting(len(rows), sum(of_row > i for of_row in passes)) for i in range(k))
+        taken = costs.outside + drafting + costs.verify(len(rows), sum(drafted), max(drafted))
+        clock += taken
+        new = {row: 1 + min(right[row], drafted[row]) for row in rows}
+        if rate or len(rows) == n_rows:
+            sums += sum(new.values()), taken, taken * len(rows), len(rows)
+        for row, n_new in new.items():
+            text, at = rows[row]
+            rows[row] = (text, at + n_new)
+            if at + n_new >= len(coins[text]):
+                del rows[row]
+    tokens, seconds, text_seconds, text_steps = sums.tolist()
+    return Simulated(tokens / seconds, tokens / text_seconds, tokens / text_steps)
+
+
+def poisson(texts_per_second: float, n: int, seed: int) -> list[float]:
+    """Return the seconds in which n texts come."""
+    return np.random.default_rng(seed).exponential(1 / texts_per_second, n).cumsum().tolist()
+
+
+def _on_budget(
+    budget: Budget, most: Sequence[int], n_texts: int, said: dict[int, Sequence[float]]
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Ask the rule as a drafter does.  said: the draft's largest probabilities, by row."""
+    budget.begin(most, n_texts)
+    if not said:
+        drafted = budget.lengths()
+        return drafted, most if budget.rule == PUBLISHED else drafted
+    passes = [0] * len(most)
+    while budget.goes_on():
+        asked = budget.drafting
+        budget.admits([said[row][passes[row]] if goes else 0.0 for row, goes in enumerate(asked)])
+        passes = [n + goes for n, goes in zip(passes, asked, strict=True)]
+    return budget.verified(), passes

@@ -1,9 +1,8 @@
 """The same requests, 1, 2, 4, ... at a time, token by token and with every draft at every length.
 
-All ways to decode take turns, a pass at a time, so that a slow second of the machine meets all of them alike. Speedups
-are over plain decoding of as many texts at a time on the same engine. What is expected is simulated from one text at a
-time, never from the batches that it is held against: fixed lengths from their rounds, chosen ones from the baseline's
-text and what the draft says along it.
+All ways to decode take turns, a pass at a time, so that a slow second meets all of them alike. Speedups are over plain
+decoding of as many texts at a time. What is expected is simulated from one text at a time: fixed lengths from their
+rounds, chosen ones from the baseline's text and what the draft says along it.
 """
 
 import copy
@@ -19,14 +18,13 @@ from speclab.core.clock import old_objects_frozen
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.core.sampling import Sampling
-from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
+from speclab.extensions.batch import expectations
+from speclab.extensions.batch.decoding.batched_model import BatchedModel
 from speclab.extensions.batch.decoding.budget import OWN, Budget, Budgeted, StepCosts
-from speclab.extensions.batch.decoding.decodings import BatchDecoding
-from speclab.extensions.batch.decoding.drafters import BatchDrafter, batch_drafter, check_drafter, shared_model
-from speclab.extensions.batch.decoding.loops import autoregressive_decode_batch, speculative_decode_batch
+from speclab.extensions.batch.decoding.drafters import BatchDrafter, batch_drafter, shared_model
+from speclab.extensions.batch.decoding.loops import BatchDecoding, autoregressive_decode_batch, speculative_decode_batch
 from speclab.extensions.batch.decoding.texts import Request
-from speclab.extensions.batch.expectations import Pass, step_costs, time_passes, trace_of, with_rounds
-from speclab.extensions.batch.simulate import FIXED, ORACLE, Trace, poisson, simulate
+from speclab.extensions.batch.expectations import FIXED, ORACLE, Trace
 from speclab.lab import known_texts, output_checks
 from speclab.lab.harness import Measurement, kept_when_stopped, take_turns
 from speclab.lab.rows import noise_floors, rows_of
@@ -47,8 +45,6 @@ class BatchArm(NamedTuple):
 
 
 FIRST = BatchArm(BASELINE, 1)  # plain decoding of one text at a time, which all others are judged by
-
-
 # Of a way to decode, and kept from the warm-up on: nothing is recorded again while the clock counts.
 Engine = tuple[BatchedModel, BatchDrafter | None]
 
@@ -58,87 +54,73 @@ class Batches:
     """The decodings of a run.
 
     load: texts come at random, this share of those that plain decoding could serve; None: all are there. times: by
-    model, the seconds of passes over one text. outside: by number of texts, those of a plain step outside of its pass.
+    model, the seconds of passes over one text. plain: by number of texts, what steps of plain decoding cost.
     """
 
     config: RunConfig
     load: float | None
-    times: dict[str, dict[Pass, float]]
-    outside: dict[int, float] = field(default_factory=dict)
+    times: dict[str, dict[expectations.Pass, float]]
+    plain: dict[int, StepCosts] = field(default_factory=dict)
     decodings: dict[BatchArm, BatchDecoding] = field(default_factory=dict)
-
-    @property
-    def complete(self) -> str:
-        """Say what is kept when the run is stopped; empty where nothing is."""
-        every = self.decodings.items()
-        full = [decoding.passes if self.load else decoding.full(one.n_texts) for one, decoding in every]
-        return "the rounds so far are complete" if full and all(full) else ""
 
 
 def compare_batches(
     config: RunConfig, batches: list[int], load: float | None = None
 ) -> tuple[ComparisonRun, Measurement]:
-    """Measure, check, predict.  -> the record, with a noise floor for each number of texts, and the texts with what
-    their checks say"""
+    """Measure, check, predict.  -> the record, with a noise floor for each number of texts, and the judged texts"""
     sizes = sorted({1, *batches})
     mean = statistics.mean(prompt.ids.shape[1] for prompt in config.prompts)
     context = round(mean + config.max_new_tokens / 2)  # tokens before a pass of plain decoding
-    decoded = Batches(config, load, time_passes(config, context, sizes))
-    with kept_when_stopped(lambda: decoded.complete) as stops:
+    decoded = Batches(config, load, expectations.time_passes(config, context, sizes))
+
+    def complete() -> str:
+        every = decoded.decodings.items()
+        full = [decoding.passes if load else decoding.full(one.n_texts) for one, decoding in every]
+        return "the rounds so far are complete" if full and all(full) else ""
+
+    with kept_when_stopped(complete) as stops:
         decode(decoded, arms(config, sizes))
     measured = judge(decoded)
     measured.stop = next(iter(stops), None)
-    lines = finished(list(lines_of(decoded)), decoded)
+    lines, n_ways = list(lines_of(decoded)), Counter(one.n_texts for one in decoded.decodings)
+    done = Counter((one.n_texts, one.prompt_index) for one in lines)  # fewer where the run was stopped
+    lines = [one for one in lines if done[one.n_texts, one.prompt_index] == n_ways[one.n_texts]]
     rows = rows_of(lines)
     expected = {} if measured.interrupted else expected_speedups(decoded)
     for row in rows:
         row.forecast = expected.get((row.draft, row.draft_length, row.n_texts)) if row.draft else None
+    kinds = list(dict.fromkeys(line.prompt_kind for line in lines))
     run = ComparisonRun(
         **config.head(measured),
-        prompts={
-            "n": len({line.prompt_index for line in lines}),
-            "kinds": list(dict.fromkeys(line.prompt_kind for line in lines)),
-            "n_cut": None,
-        },
+        prompts={"n": len({line.prompt_index for line in lines}), "kinds": kinds, "n_cut": None},
         correctness=measured.correctness,
         noise=noise_floors(lines),
         costs=[],
         rows=rows,
         raw=[line.recorded() for line in lines],
     )
-    by_row = (name for name, drafter in config.drafters.items() if not shared_model(drafter))
-    run.settings["row_by_row"] = [name for name in by_row if not config.drafters[name].chooses_length]
-    oracles = {(name, n): one for (name, _, n), one in expected.items() if name.endswith(ORACLE)}
-    run.settings |= {"load": load, "oracle": [[*which, as_written(one)] for which, one in oracles.items()]}
+    drafters = config.drafters.items()
+    by_row = [name for name, drafter in drafters if not drafter.chooses_length and not shared_model(drafter)]
+    oracles = [[name, n, as_written(one)] for (name, _, n), one in expected.items() if name.endswith(ORACLE)]
+    run.settings |= {"row_by_row": by_row, "load": load, "oracle": oracles}
     return run, measured
 
 
-def check(config: RunConfig) -> None:
-    """Raise a Problem where the target, or one of the drafters, cannot work on several texts."""
-    check_batch(config.setup.target)
-    for name, drafter in config.drafters.items():
-        check_drafter(name, drafter)
-
-
 def arms(config: RunConfig, sizes: list[int]) -> list[BatchArm]:
-    """Return all ways to decode, FIRST first; plain decoding twice for every batch: its distance from itself is
-    noise."""
-    ways: list[BatchArm] = []
-    for name, drafter in config.drafters.items():
-        for k in filter(None, drafter.lengths(config.draft_lengths)):
-            ways += [BatchArm(Arm(config.method(name), name, k, drafter.chooses_length), n) for n in sizes]
-    middle = len(ways) // 2  # half a round of turns away from the first, as the other arms are on average
-    again = [BatchArm(BASELINE_REPEAT, n) for n in sizes]
-    return [*(BatchArm(BASELINE, n) for n in sizes), *ways[:middle], *again, *ways[middle:]]
+    """Return all ways to decode, FIRST first; plain decoding twice: its distance from itself is noise."""
+    own = [
+        Arm(config.method(name), name, k, drafter.chooses_length)
+        for name, drafter in config.drafters.items()
+        for k in filter(None, drafter.lengths(config.draft_lengths))
+    ]
+    middle = len(own) // 2  # half a round of turns away from the first, as the other arms are on average
+    return [BatchArm(arm, n) for arm in [BASELINE, *own[:middle], BASELINE_REPEAT, *own[middle:]] for n in sizes]
 
 
 def requests_of(config: RunConfig, n_texts: int) -> list[int]:
     """Return the numbers of the prompts: all of them, as often as it takes to fill the batch TIMES_FULL times."""
     n_prompts = len(config.prompts)
     return [*range(n_prompts)] * max(-(-TIMES_FULL * n_texts // n_prompts), config.repeats)
-
-
-# --- turns ------------------------------------------------------------------------------------------------------------
 
 
 def decode(decoded: Batches, ways: list[BatchArm]) -> None:
@@ -171,7 +153,7 @@ def _warmed(decoded: Batches, one: BatchArm) -> Engine:
     take_turns([warm_up])
     chooses = config.drafters.get(one.arm.draft)
     if one.arm == BASELINE:
-        decoded.outside[one.n_texts] = _costs(decoded, one, warm_up).outside
+        decoded.plain[one.n_texts] = _costs(decoded, one, warm_up)
     elif isinstance(chooses, Budgeted) and drafter:
         drafter.budget = Budget(_costs(decoded, one, warm_up), chooses.rule, k)
     return target, drafter
@@ -179,10 +161,13 @@ def _warmed(decoded: Batches, one: BatchArm) -> Engine:
 
 def _costs(decoded: Batches, one: BatchArm, made: BatchDecoding, most: int = 0) -> StepCosts:
     """Return what steps of this way cost, with what its rounds took in `made`; for up to `most` texts."""
-    config, draft, k, n = decoded.config, one.arm.draft, one.arm.draft_length, one.n_texts
-    model = getattr(config.drafters.get(draft), "name", draft)  # of a budget, the draft without it
-    costs = step_costs(decoded.times, model, max(n, most), k, config.setup.engine != "c")
-    return with_rounds(costs, made, n, k, decoded.outside[n] if draft in networks_by_row(config) else None)
+    config, k, n = decoded.config, one.arm.draft_length, one.n_texts
+    drafter = config.drafters.get(one.arm.draft)
+    model = getattr(drafter, "name", one.arm.draft)  # of a budget, the draft without it
+    costs = expectations.step_costs(decoded.times, model, max(n, most), k, config.setup.engine != "c")
+    # What draws makes probabilities, so it is a network; without a pass for all rows it works for each of them.
+    by_row = drafter and not shared_model(drafter) and any(part.draws for part in drafter.parts)
+    return expectations.with_rounds(costs, made, n, k, decoded.plain[n].outside if by_row else None)
 
 
 def _decoding(
@@ -193,68 +178,57 @@ def _decoding(
     setup, sampling, (target, drafter) = config.setup, config.setup.sampling_at(config.temperatures[0]), engine
     settings = (DecodeSettings(budget, sampling, seed=config.seed * 1009 + i) for i in range(len(numbers)))
     prompts = [config.prompts[number].ids.to(setup.device) for number in numbers]
-    arrivals = poisson(rate, len(numbers), config.seed) if rate else [0.0] * len(numbers)
+    arrivals = expectations.poisson(rate, len(numbers), config.seed) if rate else [0.0] * len(numbers)
     requests = list(map(Request, prompts, settings, arrivals))
-    if drafter is None:
-        plain = functools.partial(autoregressive_decode_batch, target, requests, setup.chunk)
-        return BatchDecoding(plain, len(requests))
-    k, accept = one.arm.draft_length, config.functions.accept
-    rounds = functools.partial(speculative_decode_batch, target, drafter, requests, k, accept)
-    return BatchDecoding(rounds, len(requests))
+    loop = functools.partial(autoregressive_decode_batch, target, requests, setup.chunk)
+    if drafter:
+        how = one.arm.draft_length, config.functions.accept
+        loop = functools.partial(speculative_decode_batch, target, drafter, requests, *how)
+    return BatchDecoding(loop, len(requests))
 
 
 def texts_per_second(decoded: Batches, n_texts: int) -> float | None:
     """Return how many texts come in a second; None where all are there from the start."""
-    costs = step_costs(decoded.times, "", n_texts, 0, pads=False)
-    seconds = (costs.of_length(n_texts, 0)[0] + decoded.outside[n_texts]) * (decoded.config.max_new_tokens - 1)
+    seconds = decoded.plain[n_texts].of_length(n_texts, 0)[0] * (decoded.config.max_new_tokens - 1)
     return decoded.load * n_texts / seconds if decoded.load else None
 
 
-# --- what was decoded -------------------------------------------------------------------------------------------------
-
-
 def lines_of(decoded: Batches) -> Iterator[Decoded]:
-    """Yield what every way to decode did with each prompt: the first of its texts, at the pace of all of them.
-
-    The pace is that of the rounds in which every row had a text. So every prompt counts alike, however many of its
-    tokens were decoded in such rounds.
-    """
+    """Yield what every way to decode did with each prompt: the first of its texts, at the pace of all of them in the
+    rounds in which every row had a text. So prompts count alike, however many of their tokens were decoded there."""
     config = decoded.config
     for (arm, n_texts), decoding in decoded.decodings.items():
         shares = decoding.by_request(n_texts, shared=not decoded.load)
-        for number, prompt in enumerate(config.prompts):
+        for number in range(len(config.prompts)):
             own = [i for i, asked in enumerate(requests_of(config, n_texts)) if asked == number and i in shares]
-            first = next((i for i in own if i in decoding.ended), None)
-            if first is None:
+            if not (ended := [i for i in own if i in decoding.ended]):
                 continue
-            pace = sum(shares[i].seconds for i in own) / sum(shares[i].n_tokens for i in own)
-            line = Decoded.begin(arm, config.temperatures[0], number, prompt.kind, prompt.ids.shape[1])
-            line.n_texts, counts = n_texts, Counts()
-            for round_ in decoding.rounds[first]:
-                counts.add(round_)
-            rounds = decoding.rounds[first]
-            line.add(decoding.prefills[first], pace * counts.n_emitted, tokens_of(rounds), counts, _rounds(rounds))
+            n_tokens, seconds = (sum(shares[i][place] for i in own) for place in (0, 1))
+            times = decoding.prefills[ended[0]], seconds / n_tokens
+            line = _line(config, arm, number, number, decoding.rounds[ended[0]], *times)
+            line.n_texts = n_texts
             yield line
 
 
-def finished(lines: list[Decoded], decoded: Batches) -> list[Decoded]:
-    """Return those of prompts that every way to decode as many texts at a time has finished."""
-    n_ways = Counter(one.n_texts for one in decoded.decodings)
-    done = Counter((one.n_texts, one.prompt_index) for one in lines)
-    return [one for one in lines if done[one.n_texts, one.prompt_index] == n_ways[one.n_texts]]
-
-
-def _rounds(rounds: list[Round]) -> list[RoundCounts]:
-    return [RoundCounts(one.n_drafted, one.n_accepted) for one in rounds if not one.prefill]
+def _line(
+    config: RunConfig, arm: Arm, index: int, number: int, rounds: list[Round], prefill: float = 0.0, pace: float = 0.0
+) -> Decoded:
+    """Book a text of this prompt. prefill, pace: seconds of its first token and of each further one."""
+    prompt, counts = config.prompts[number], Counts()
+    line = Decoded.begin(arm, config.temperatures[0], index, prompt.kind, prompt.ids.shape[1])
+    for made in rounds:
+        counts.add(made)
+    drafted = [RoundCounts(made.n_drafted, made.n_accepted) for made in rounds if not made.prefill]
+    line.add(prefill, pace * counts.n_emitted, tokens_of(rounds), counts, drafted)
+    return line
 
 
 def judge(decoded: Batches) -> Measurement:
-    """Judge the texts: greedy ones must be those of plain decoding, one at a time; sampled ones must follow the
-    target's distribution."""
+    """Judge the texts: greedy ones must be those of plain decoding, one at a time; sampled ones follow the target."""
     config = decoded.config
-    temperature, prompts = config.temperatures[0], config.prompts
+    temperature = config.temperatures[0]
     most = max((requests_of(config, one.n_texts) for one in decoded.decodings), key=len)
-    measured = Measurement(config.bench(), [prompts[number] for number in most])
+    measured = Measurement(config.bench(), [config.prompts[number] for number in most])
     asked: list[tuple[Arm, float]] = []
     of_first = decoded.decodings[FIRST]
     for one, decoding in decoded.decodings.items():
@@ -263,18 +237,13 @@ def judge(decoded: Batches) -> Measurement:
             own = number if one == FIRST else index  # greedily, copies of a prompt have the same text
             if number not in of_first.ended or own not in decoding.ended:
                 continue
-            line = Decoded.begin(arm, temperature, index, prompts[number].kind, prompts[number].ids.shape[1])
-            rounds = decoding.rounds[own]
-            line.add(0.0, 0.0, tokens_of(rounds), None, _rounds(rounds))
+            line = _line(config, arm, index, number, decoding.rounds[own])
             line.lossy_rule = measured.bench.lossy_rule(arm)
             measured.lines.append(line)
         if one != FIRST and (temperature == 0 or arm.speculative):
             asked.append((arm, temperature))
     output_checks.judge(measured, asked)
     return measured
-
-
-# --- what is expected -------------------------------------------------------------------------------------------------
 
 
 def expected_speedups(decoded: Batches) -> dict[tuple[str, int, int], float]:
@@ -286,13 +255,13 @@ def expected_speedups(decoded: Batches) -> dict[tuple[str, int, int], float]:
         if one.n_texts == 1 and one.arm != BASELINE_REPEAT:
             name, k, chooses = one.arm.draft, one.arm.draft_length, config.drafters.get(one.arm.draft)
             costs = _costs(decoded, one, of_one, sizes[-1])
-            rules, traces = {FIXED: name}, [trace_of(rounds) for _, rounds in sorted(of_one.rounds.items())]
+            rules, traces = {FIXED: name}, [expectations.trace_of(of_one.rounds[i]) for i in sorted(of_one.rounds)]
             if isinstance(chooses, Budgeted):
                 rules, traces = {chooses.rule: name}, [*known_traces(decoded, name, k)]
                 rules |= {ORACLE: f"{chooses.name} {ORACLE}"} if chooses.rule == OWN else {}
             for n, (rule, named) in itertools.product(sizes, rules.items()):
                 asked = [traces[number] for number in requests_of(config, n)]
-                of_rule = simulate(asked, costs, rule, k, n, texts_per_second(decoded, n), config.seed)
+                of_rule = expectations.simulate(asked, costs, rule, k, n, texts_per_second(decoded, n), config.seed)
                 found[named, k, n] = of_rule.of_user if decoded.load else of_rule.tokens_per_second
     return {way: rate / found["", 0, way[-1]] for way, rate in found.items()}
 
@@ -311,9 +280,3 @@ def known_traces(decoded: Batches, draft: str, k: int) -> Iterator[Trace]:
         said = config.drafters[draft].law(config.setup.target, prompt.id_list, text, wide, k)
         by_depth = [said.rows(depth).amax(-1).tolist() for depth in range(k)]
         yield Trace(accepts, [[tops[at] for tops in by_depth if at < len(tops)] for at in range(len(text))])
-
-
-def networks_by_row(config: RunConfig) -> set[str]:
-    """Name the drafts that draw from probabilities, so a network makes them, and have no pass for all rows together."""
-    drafters = {name: drafter for name, drafter in config.drafters.items() if not shared_model(drafter)}
-    return {name for name, drafter in drafters.items() if any(part.draws for part in drafter.parts)}

@@ -8,11 +8,9 @@ from speclab.records.files import ComparisonRun
 
 COLUMNS = (
     "B is the number of texts that are decoded side by side{}. A speedup is over the baseline of as many texts at a "
-)
-COLUMNS += (
     "time. tok/s {}. The forecast follows from decoding one text at a time and from passes over one text, never from "
+    "a batch."
 )
-COLUMNS += "a batch."
 ALL = "", "counts all texts together, in the rounds in which every row has a text"
 USERS = ", at most; texts come at random, {:g} of what plain decoding could serve", "is what a user gets, on average"
 
@@ -30,10 +28,8 @@ def lines(run: ComparisonRun) -> list[str]:
         found.append(f"{draft}: speculation pays up to a batch of: {knee(best)} (expected: {pays})")
     oracle = [f"{speedup(one)} at B = {n} ({name})" for name, n, one in run.settings.get("oracle", [])]
     found += [f"what a draft that knows the text would gain, simulated: {', '.join(oracle)}"] if oracle else []
-    by_row = (
-        f"{name}: drafts row by row, so drafting for B texts takes B times as long"
-        for name in run.settings["row_by_row"]
-    )
+    what = "drafts row by row, so drafting for B texts takes B times as long"
+    by_row = [f"{name}: {what}" for name in run.settings["row_by_row"]]
     copies = [str(n) for n in sorted({row.n_texts for row in run.rows}) if n > run.prompts["n"]]
     held = f"B = {', '.join(copies)}: more rows than prompts ({run.prompts['n']}), so some decode copies"
     return [*found, *by_row, *([held] if copies else [])]

@@ -1,16 +1,15 @@
 """Several texts in one cache: a pass reads tokens of all of them, and each keeps a length of its own.
 
 The invariant of speclab/models/cached.py holds for every row: the last committed token of a text is never in the cache.
-Rows accept different numbers of tokens, so their lengths differ from the first round on. Nothing is moved for that: a
-row's next tokens are written behind its own length, over what it rejected.
-
-Rows may have different numbers of tokens in a pass, and a row without a text has none. On the engine `c` these tokens
-alone are computed; elsewhere the others are padding that nobody reads, and the next pass writes over it.
+Rows accept different numbers of tokens, so their lengths differ. Nothing is moved for that: a row's next tokens are
+written behind its own length, over what it rejected. Rows may have different numbers of tokens in a pass, one without a
+text has none; on all engines but `c` the others are padding that nobody reads.
 """
 
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +18,7 @@ from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import to_device
 from speclab.engines.c_pass import CModel
 from speclab.engines.cuda.cuda_graphs import GraphedModel
-from speclab.extensions.batch.decoding.row_buffers import GraphedRowBuffers, Placed, RowBuffers
-from speclab.extensions.batch.decoding.row_pages import RowPages
+from speclab.extensions.batch.decoding.row_buffers import GraphedRowBuffers, Placed, RowBuffers, RowPages
 from speclab.models.cached import CachedModel
 from speclab.models.checking import checks
 from speclab.models.family import check_family
@@ -44,7 +42,8 @@ class BatchedModel:
         self._prefilled: int | None = None  # the row whose prompt was the last pass
         self._starts: list[int] = []  # lengths before the last pass
         self._sizes: list[int] | None = None  # how many tokens of each row the draft's pass verifies
-        self._buffers: RowBuffers | RowPages | None = None
+        self._buffers: Any = None  # RowBuffers or RowPages
+        self._last = (model.room.text or sys.maxsize) - 1  # the highest position
 
     def start(self, longest: int, widths: Iterable[int] = ()) -> None:
         """Drop all texts. longest: tokens that a row may hold at once, with those of a pass that are rejected. widths:
@@ -52,20 +51,22 @@ class BatchedModel:
         self.lengths = [0] * self.n_rows
         if self._buffers is None or self._buffers.capacity < longest:
             self._buffers = None  # the old ones go before the new ones come
-            self._buffers = new_buffers(self.model, self.n_rows, longest)
+            kinds: dict[Any, Any] = {CModel: RowPages, GraphedModel: GraphedRowBuffers}
+            kind, run = kinds.get(type(self.model.fast), RowBuffers), self.model.fast or self.model.model
+            self._buffers = kind(run, self.n_rows, longest)
         if isinstance(self._buffers, GraphedRowBuffers):
-            self._buffers.prepare(widths, longest)
+            self._buffers.prepare(widths, longest, self._last)
 
     def fill(self, seed: int) -> None:
         """Write random numbers into all places, for passes whose time alone counts."""
         generator = torch.Generator(self.device).manual_seed(seed)
         with torch.inference_mode():
-            self._running().fill(generator)
+            self._buffers.fill(generator)
 
     def prefill(self, row: int, prompt: Tensor) -> Tensor:
         """Start a row's text with a prompt, (1, prompt) ids.  -> (1, 1, vocab) logits of the next token"""
         with torch.inference_mode():
-            logits, hidden = self._running().prefill(row, prompt, self.model.hidden_layers)
+            logits, hidden = self._buffers.prefill(row, prompt, self.model.hidden_layers)
         self.lengths = [prompt.shape[1] if i == row else length for i, length in enumerate(self.lengths)]
         self._hidden, self._prefilled, self._starts = hidden, row, []
         return logits[..., : self.vocab_size]
@@ -77,25 +78,22 @@ class BatchedModel:
         behind as many of them as it reads. None: all up to itself.
         sizes: so many first tokens of each row count; what follows is padding, whose logits mean nothing. None: all.
         """
-        buffers, (n_rows, m), starts = self._running(), tokens.shape, self.lengths
+        (n_rows, m), starts, capacity = tokens.shape, self.lengths, self._buffers.capacity
         counted = [n if start else 0 for n, start in zip(sizes or self._sizes or [m] * n_rows, starts, strict=True)]
-        placed = Placed(starts, counted, m, (self.model.room.text or sys.maxsize) - 1, reads)
-        if placed.total > buffers.capacity:
-            raise RuntimeError(f"a text of {placed.total} tokens in buffers of {buffers.capacity}")
+        if (total := max(starts) + m) > capacity:
+            raise RuntimeError(f"a text of {total} tokens in buffers of {capacity}")
+        placed = Placed(starts, counted, m, self._last, reads)
         with torch.inference_mode():
             if reads is not None:  # padding may read none
                 at = to_device(starts, self.device)[:, None] + reads.sum(-1) - 1
                 placed = replace(placed, positions=at.clamp(0, placed.last))
-            logits, self._hidden = buffers.forward(tokens, placed, self.model.hidden_layers)
+            logits, self._hidden = self._buffers.forward(tokens, placed, self.model.hidden_layers)
         self._prefilled, self._starts = None, starts
         self.lengths = [start + n for start, n in zip(starts, counted, strict=True)]
         return logits[..., : self.vocab_size]
 
     def verify(self, last_tokens: Tensor, draft: Draft) -> Tensor:
-        """One pass over the last committed token of each row, (rows,), and the drafted ones.
-
-        -> (rows, n + 1, vocab) logits
-        """
+        """Pass the last committed token of each row, (rows,), and the drafted ones.  -> (rows, n + 1, vocab) logits"""
         if self.device.type == "cpu":  # to ask a GPU for the sizes is to wait for it
             self._sizes = [n + 1 for n in draft.size.tolist()]
         logits = draft.verified_by(self, last_tokens)
@@ -110,24 +108,20 @@ class BatchedModel:
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep only these drafted tokens of each row, after a pass over the last committed token and the drafted ones.
-
-        paths: their numbers for each row, in rising order. Keys, values and hidden states move into this order.
-        """
+        paths: their numbers for each row, in rising order. Keys, values and hidden states move into this order."""
         n = max(map(len, paths)) + 1
         # What lies behind a row's path stays where it is; nobody reads it.
         kept = [i for path in paths for i in [0, *(j + 1 for j in path), *range(len(path) + 1, n)]]
         rows = to_device(kept, self.device).view(len(paths), n)
         with torch.inference_mode():
-            self._running().move(self._starts, rows)
+            self._buffers.move(self._starts, rows)
             row = torch.arange(len(paths), device=self.device)[:, None]
             self._hidden = {layer: states[row, rows] for layer, states in self._hidden.items()}
         self.lengths = [start + n for start in self._starts]
 
     def hidden(self, layers: Iterable[int], row: int = 0) -> Tensor:
         """The outputs of these layers side by side for one row, in the last pass or in that of the row's prompt.
-
-        -> (1, m, layers * hidden). Raises RuntimeError where another row has read a prompt since then.
-        """
+        -> (1, m, layers * hidden). Raises RuntimeError where another row has read a prompt since then."""
         if self._prefilled not in (None, row):
             raise RuntimeError(f"the last pass was over the prompt of row {self._prefilled}, not of row {row}")
         start = 0 if self._prefilled is not None else row
@@ -140,30 +134,14 @@ class BatchedModel:
                 raise RuntimeError(f"cannot crop row {row} to {length} tokens: the cache holds {cached}")
         self.lengths = list(lengths)
 
-    def _running(self) -> RowBuffers | RowPages:
-        if self._buffers is None:
-            raise RuntimeError("call start() before any pass")
-        return self._buffers
-
-
-def new_buffers(model: CachedModel, n_rows: int, capacity: int) -> RowBuffers | RowPages:
-    """Keys and values of texts of up to `capacity` tokens, and the passes over them on this model's engine."""
-    if isinstance(model.fast, CModel):
-        return RowPages(model.fast, n_rows, capacity)
-    if isinstance(model.fast, GraphedModel):
-        return GraphedRowBuffers(model.fast, n_rows, capacity)
-    return RowBuffers(model.model, n_rows, capacity)
-
 
 def check_batch(target: CachedModel) -> None:
     """Prove that passes over several texts give the uncached logits of each.
 
-    Two texts have two lengths, and are longer than a window, where such a pass is quick, and than a page of the engine
-    `c`. Two passes over WIDTH tokens of each are made, and tokens of the first are rejected, which surely differ from
-    the right ones at their places.
-
-    Raises EnvironmentProblem where the logits differ, or where the layers do not all keep plain keys and values in
-    windows of one size, if any; UsageProblem where prompt and output are not one text.
+    Two texts have two lengths, longer than a window, where such a pass is quick, and than a page of the engine `c`. Of
+    the first of two passes over WIDTH tokens of each, tokens are rejected that differ from the right ones. Raises
+    EnvironmentProblem where the logits differ, or not all layers keep plain keys and values in windows of one size, if
+    any; UsageProblem where prompt and output are not one text.
     """
     check_family(target.model, "a batch", NO_BATCH, crops=False)
     model, reason = target.model, "cannot decode in batches"

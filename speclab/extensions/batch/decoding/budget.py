@@ -6,27 +6,24 @@ survival, so many tokens of all rows are drafted, and verified, as maximise
     expected tokens of the step - S * seconds of the step
 
 S is the rate, in tokens per second of all rows, that the best fixed length is expected to reach. With one row that is
-the rule of speclab/drafts/lengths.py, and the same function decides (`best_length`). Other rules stand beside it:
+the rule of speclab/drafts/lengths.py. Other rules stand beside it:
 
     each        every row decides as if it were alone, by what rounds of one text cost
     published   all rows draft k tokens; then, token by token, the rate (rows + sum of survivals) / seconds of this step
-                must rise. It leaves out that another step has a price (vLLM's adaptive verification; DSpark,
-                arXiv 2607.05147)
+                must rise: that another step has a price is left out (vLLM; DSpark, arXiv 2607.05147)
 
-Survival comes from the draft's largest probability of each place, which is known before a token is drawn there, and
-from what was accepted in earlier steps, after such probabilities and by depth. Whether a token is verified depends on
-tokens before it, on other rows and on that probability, never on the token itself: so the output stays exact. Nothing
-else may be dropped once it is drawn (docs/chapters/09-stop-when-unsure.md).
+Survival comes from the draft's largest probability of each place, known before a token is drawn there, and from what
+was accepted earlier, after such probabilities and by depth. Whether a token is verified never depends on the token
+itself, so the output stays exact; nothing else may be dropped once it is drawn (docs/chapters/09-stop-when-unsure.md).
 """
 
-import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from speclab.core.drafter import Drafter, Wrapper
-from speclab.drafts.lengths import LONGEST, PAUSE, Acceptance, RoundCosts, best_length, expected_tokens
+from speclab.drafts.lengths import LONGEST, PAUSE, Acceptance, expected_tokens
 
 OWN, EACH, PUBLISHED = RULES = ("auto", "each", "published")  # as -k has them
 
@@ -83,13 +80,12 @@ class Budget:
         self._tries = self._n_idle >= PAUSE - 1  # one token of one row, again
         self._further = [self.longest if self.rule == PUBLISHED else int(self._tries) or -shorter] * len(most)
 
-    def goes_on(self, depth: int) -> bool:
-        """Tell whether some row drafts a further token, its `depth`-th from 0; `drafting` says which rows do. The first
-        token of a draft is asked of all rows or of none: nothing sets them apart."""
-        if depth:
-            pairs = zip(self.most, self.drawn, self._further, strict=True)
-            self.most = [most if more > 0 else drawn for most, drawn, more in pairs]
-        return any(self._further) and any(self.drafting)
+    def goes_on(self) -> bool:
+        """Tell whether some row drafts a further token; `drafting` says which rows do. The first token of a draft is
+        asked of all rows or of none: nothing sets them apart."""
+        pairs = zip(self.most, self.drawn, self._further, strict=True)
+        self.most = [most if more > 0 else drawn for most, drawn, more in pairs]
+        return any(self.drafting)
 
     @property
     def drafting(self) -> list[bool]:
@@ -124,30 +120,35 @@ class Budget:
     def _worth(self, next_is_paid: bool = False) -> list[int]:
         """Return how many further tokens of each row are worth their seconds. next_is_paid: the draft has made the
         probabilities of the next ones already."""
-        rows, worth = range(len(self.drawn)), [0] * len(self.drawn)
-        for some, n_texts in [([row], 1) for row in rows] if self.rule == EACH else [([*rows], self.n_texts)]:
-            found, total = self._by_survival(some, self.drawn, self.most), sum(self.drawn[row] for row in some)
-            deepest = max(self.drawn[row] for row in some)
-            gained, draft, verify = [0.0], [0.0], [self.costs.verify(n_texts, total, deepest)]
-            in_pass = [0] * (self.longest + 1)  # of the draft, rows so far
-            for survival, row, depth in found:
-                paid, n = next_is_paid and depth == self.drawn[row], in_pass[depth]
-                more = 0.0 if paid else self.costs.drafting(n_texts, n + 1) - self.costs.drafting(n_texts, n)
-                in_pass[depth], total, deepest = n + 1, total + 1, max(deepest, depth + 1)
-                gained.append(gained[-1] + survival)
-                draft.append(draft[-1] + more)
-                verify.append(self.costs.verify(n_texts, total, deepest))
-            n = best_length(RoundCosts(tuple(draft), tuple(verify)), gained, self.rate, 0, len(found))
+        costs, drawn, every, worth = self.costs, self.drawn, range(len(self.drawn)), [0] * len(self.drawn)
+        for rows, n_texts in [([row], 1) for row in every] if self.rule == EACH else [(every, self.n_texts)]:
+            found, total = self._by_survival(rows, drawn, self.most), sum(drawn[row] for row in rows)
+            deepest, everything = max(drawn[row] for row in rows), sum(one[0] for one in found)
+            gained, draft, in_pass = 0.0, 0.0, [0] * self.longest  # of the draft, rows so far
+            best, n = -self.rate * costs.verify(n_texts, total, deepest), 0
+            for i, (survival, row, depth) in enumerate(found, 1):
+                n_before, in_pass[depth] = in_pass[depth], in_pass[depth] + 1
+                if not next_is_paid or depth > drawn[row]:
+                    draft += costs.drafting(n_texts, n_before + 1) - costs.drafting(n_texts, n_before)
+                gained, deepest = gained + survival, max(deepest, depth + 1)
+                price = self.rate * (draft + costs.verify(n_texts, total + i, deepest))
+                if gained - price > best:
+                    best, n = gained - price, i
+                elif everything - price <= best:
+                    break  # no further token makes the step shorter
             for _, row, _ in found[:n]:
                 worth[row] += 1
         return worth
 
-    def _by_survival(self, rows: Sequence[int], first: list[int], last: list[int]) -> list[tuple[float, int, int]]:
+    def _by_survival(self, rows: Iterable[int], first: list[int], last: list[int]) -> list[tuple[float, int, int]]:
         """Return (survival, row, depth) of the tokens from `first` to `last` of each row, by falling survival."""
-        found = []
+        found: list[tuple[float, int, int]] = []
         for row in rows:
-            survivals = enumerate(itertools.accumulate(self.accepts[row][: last[row]], operator.mul))
-            found += [(survival, row, depth) for depth, survival in survivals if depth >= first[row]]
+            survival = 1.0
+            for depth, accept in enumerate(self.accepts[row][: last[row]]):
+                survival *= accept
+                if depth >= first[row]:
+                    found.append((survival, row, depth))
         return sorted(found, key=operator.itemgetter(0), reverse=True)
 
     def verified(self) -> list[int]:

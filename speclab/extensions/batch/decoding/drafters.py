@@ -1,13 +1,12 @@
 """Drafters that propose tokens for the rows of a batch.
 
-`BatchedModelDrafter` runs a draft model over all rows in one pass for each token. `RowByRow` takes any drafter, a copy
-for each row, and asks one after the other: right for lookups, which cost next to nothing; what runs a model this way
-pays for each row.
+`BatchedModelDrafter` runs a draft model over all rows in one pass for each token. `RowByRow` asks copies of any drafter
+one after the other: right for lookups, which cost next to nothing; what runs a model this way pays for each row.
 """
 
 import copy
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from draft_models import ModelDrafter, as_draft, as_drawn, draft_room
 from speclab.core.drafter import Drafter, Lookup
 from speclab.core.rounds import Decided, Draft
-from speclab.core.sampling import GREEDY, Drawn, Sampling, draw_draft, to_device
+from speclab.core.sampling import Drawn, Sampling, draw_draft, to_device
 from speclab.drafts.lengths import PAUSE
 from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
 from speclab.extensions.batch.decoding.budget import Budget, Budgeted
@@ -36,7 +35,6 @@ class RowByRow:
 
     def __init__(self, drafter: Drafter, n_rows: int):
         self.rows = [copy.deepcopy(drafter) for _ in range(n_rows)]
-        self._sampling = GREEDY
 
     def start(self, target: BatchedModel, sampling: Sampling, longest: int) -> None:
         """Drop all texts. longest: the most tokens that a row may hold at once, drafted ones included."""
@@ -52,18 +50,15 @@ class RowByRow:
         self.rows[row].observe(0, committed)
 
     def propose(self, k: Sequence[int], uniforms: Tensor) -> Draft:
-        """Propose at most `k[r]` tokens for each row r, 0 for a row without a text. uniforms: (rows, at least the
-        largest k)."""
+        """Propose at most `k[r]` tokens for each row r, 0 for one without a text. uniforms: (rows, the largest k)."""
         nothing = as_draft([], self._target.device)
         if self.budget:
             pairs = zip(self.rows, k, strict=True)
             found = [len(row.lookup(n)) if isinstance(row, Lookup) else n for row, n in pairs]
             self.budget.begin(found, sum(n > 0 for n in k))
             k = self.budget.lengths()
-        drafts = [
-            drafter.propose(n, uniforms[row : row + 1]) if n else nothing
-            for row, (drafter, n) in enumerate(zip(self.rows, k, strict=True))
-        ]
+        triples = zip(self.rows, k, uniforms.split(1), strict=True)
+        drafts = [row.propose(n, own) if n else nothing for row, n, own in triples]
         return side_by_side(drafts, self._target.vocab_size)
 
     def observe(self, decided: Mapping[int, Decided]) -> None:
@@ -72,10 +67,6 @@ class RowByRow:
             self.budget.observe(decided)
         for row, of_row in decided.items():
             self.rows[row].observe(of_row.n_accepted, of_row.tokens)
-
-
-# Tokens: the last committed one and, before it, a drafted one that was accepted last; after steps without drafts, more.
-MOST_TO_CATCH_UP, MOST_AFTER_STEPS = 2, PAUSE + 2
 
 
 class BatchedModelDrafter:
@@ -89,14 +80,13 @@ class BatchedModelDrafter:
 
     def __init__(self, draft: BatchedModel):
         self.draft = draft
-        self._sampling, self._vocab_size = GREEDY, 0  # the target's
-        self._not_fed: list[list[int]] = []  # of each row: committed, not in the draft's cache yet
-        self._n_committed: list[int] = []
 
     def start(self, target: BatchedModel, sampling: Sampling, longest: int) -> None:
-        self._sampling, self._vocab_size = sampling, target.vocab_size
-        self._not_fed, self._n_committed = [[] for _ in range(self.draft.n_rows)], [0] * self.draft.n_rows
-        self.draft.start(longest + MOST_AFTER_STEPS, range(1, MOST_TO_CATCH_UP + 1))
+        self._sampling, self._vocab_size, n_rows = sampling, target.vocab_size, self.draft.n_rows
+        self._not_fed: list[list[int]] = [[] for _ in range(n_rows)]  # committed, not in the draft's cache yet
+        self._n_committed = [0] * n_rows
+        # It catches up with the last committed token and a drafted one before it; after steps without drafts with more.
+        self.draft.start(longest + PAUSE + 2, range(1, 3))
 
     def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
         """Read the prompt. Raises EnvironmentProblem where the logits are not finite."""
@@ -108,13 +98,14 @@ class BatchedModelDrafter:
         room = [draft_room(self.draft.model, n) for n in self._n_committed]
         n_texts, k = sum(n > 0 for n in k), [min(pair) for pair in zip(k, room, strict=True)]
         device, n = self.draft.device, max(k)
-        for row in (row for row, left in enumerate(room) if left == 0):  # it drafts no more
-            self._forget(row)
+        if not all(room):  # where there is none, a row drafts no more
+            self._not_fed = [tokens if left else [] for tokens, left in zip(self._not_fed, room, strict=True)]
+            self.draft.crop([length if left else 0 for length, left in zip(self.draft.lengths, room, strict=True)])
         if self.budget:
             self.budget.begin(k, n_texts)
         drawn: list[Drawn] = []
         for i in range(n):
-            if self.budget and not self.budget.goes_on(i):
+            if self.budget and not self.budget.goes_on():
                 break
             drafting = self.budget.drafting if self.budget else [i < most for most in k]
             logits = self._next_logits(drafting, drawn)
@@ -156,17 +147,13 @@ class BatchedModelDrafter:
         kept = [0] * self.draft.n_rows
         for row, length in enumerate(self.draft.lengths):
             if row not in decided:
-                self._forget(row)
+                self._not_fed[row] = []
                 continue
             tokens = decided[row].tokens
             self._n_committed[row] += len(tokens)
             kept[row] = tokens_to_keep(length, self._n_committed[row])
             self._not_fed[row] = (self._not_fed[row] + tokens)[-(self._n_committed[row] - kept[row]) :]
         self.draft.crop(kept)
-
-    def _forget(self, row: int) -> None:
-        self._not_fed[row] = []
-        self.draft.crop([0 if i == row else length for i, length in enumerate(self.draft.lengths)])
 
 
 def side_by_side(drafts: Sequence[Draft], vocab_size: int) -> Draft:
@@ -175,35 +162,24 @@ def side_by_side(drafts: Sequence[Draft], vocab_size: int) -> Draft:
     Where some are chains and others of one further kind, the chains become that kind (`of`).
     """
     n = max(draft.tokens.shape[1] for draft in drafts)
-    size = torch.cat([draft.size for draft in drafts])
-    probs = faults = None
-    if any(draft.probs is not None for draft in drafts):
-        probs = torch.cat([_padded(_probs(draft, vocab_size), n) for draft in drafts])
-    if any(draft.faults is not None for draft in drafts):
-        faults = torch.cat([torch.zeros_like(one.size) if one.faults is None else one.faults for one in drafts])
-    tokens = torch.cat([_padded(draft.tokens, n) for draft in drafts])
     kind: Any = next((type(draft) for draft in drafts if type(draft) is not Draft), Draft)
     alike = [draft if type(draft) is kind else kind.of(draft) for draft in drafts]
-    further = {field.name for field in fields(kind)} - {"tokens", "size", "probs", "faults"}
-    filled = [name for name in further if getattr(alike[0], name) is not None]
-    own = {name: torch.cat([_padded(getattr(draft, name), n) for draft in alike]) for name in filled}
-    return kind(tokens, size, probs, faults, **own)
+    usual: dict[str, Callable[[Draft], Tensor]] = {  # of a draft that is certain, or has no fault
+        "probs": lambda one: nn.functional.one_hot(one.tokens, vocab_size).float(),
+        "faults": lambda one: torch.zeros_like(one.size),
+    }
 
+    def padded(part: Tensor) -> Tensor:
+        """(1, m, ...) -> (1, n, ...), with zeros; (1,) stays."""
+        return part if part.ndim == 1 else nn.functional.pad(part, (0, 0) * (part.ndim - 2) + (0, n - part.shape[1]))
 
-def _padded(tensor: Tensor, n: int) -> Tensor:
-    """Pad with zeros: (1, m, ...) -> (1, n, ...)"""
-    return nn.functional.pad(tensor, (0, 0) * (tensor.ndim - 2) + (0, n - tensor.shape[1]))
-
-
-def _probs(draft: Draft, vocab_size: int) -> Tensor:
-    if draft.probs is not None:
-        return draft.probs
-    return nn.functional.one_hot(draft.tokens, vocab_size).float()
-
-
-# --- a drafter of one text becomes one of a batch ---------------------------------------------------------------------
-
-WAY_OUT = "give --draft model"
+    filled: dict[str, Tensor] = {}
+    for name in (field.name for field in fields(kind)):
+        known = [getattr(one, name) for one in alike]
+        if any(part is not None for part in known):
+            pairs = zip(known, alike, strict=True)
+            filled[name] = torch.cat([padded(usual[name](one) if part is None else part) for part, one in pairs])
+    return kind(**filled)
 
 
 def shared_model(drafter: Drafter) -> CachedModel | None:
@@ -216,17 +192,15 @@ BatchDrafter = RowByRow | BatchedModelDrafter
 
 
 def batch_drafter(drafter: Drafter, n_rows: int) -> BatchDrafter:
-    if model := shared_model(drafter):
-        return BatchedModelDrafter(BatchedModel(model, n_rows))
-    return RowByRow(drafter.drafter if isinstance(drafter, Budgeted) else drafter, n_rows)
+    model, own = shared_model(drafter), drafter.drafter if isinstance(drafter, Budgeted) else drafter
+    return BatchedModelDrafter(BatchedModel(model, n_rows)) if model else RowByRow(own, n_rows)
 
 
 def check_drafter(name: str, drafter: Drafter) -> None:
-    """Raise UsageProblem for a drafter that has no form for several texts, EnvironmentProblem for a draft model that
-    cannot run in batches. name: the name as --draft has it"""
+    """Raise a Problem for a drafter that has no form for several texts, or whose model has none. name: as typed"""
     if any(part.needs_text for part in drafter.parts):
-        raise UsageProblem(f"--draft {name} replays one text, and a batch has several; {WAY_OUT}")
+        raise UsageProblem(f"--draft {name} replays one text, and a batch has several; give --draft model")
     if any(part.runs_target for part in drafter.parts):
-        raise UsageProblem(f"--draft {name} runs layers of the target ahead, which a batch does not do; {WAY_OUT}")
+        raise UsageProblem(f"--draft {name} runs layers of the target, which a batch does not do; give --draft model")
     if model := shared_model(drafter):
         check_batch(model)

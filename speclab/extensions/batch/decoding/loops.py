@@ -1,11 +1,12 @@
 """The two loops over a batch: the steps of baseline_autoregressive.py and optimized_speculative.py, for several texts.
 
-Every round accepts a different number of tokens in each row, so the rows come to stand at different lengths and end at
-different times; a row whose text has ended takes the next one. The texts are those that the other loops give, and so
-are the counts of every round: speclab/extensions/batch/tests/test_batch_loops.py.
+Rows come to stand at different lengths and end at different times; a row whose text has ended takes the next one.
+Texts and counts of rounds are those that the other loops give (tests/test_batch_loops.py). `BatchDecoding` runs a loop
+pass by pass, and keeps the seconds that every pass took.
 """
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -17,14 +18,15 @@ from speclab.extensions.batch.decoding.batched_model import BatchedModel
 from speclab.extensions.batch.decoding.drafters import BatchDrafter
 from speclab.extensions.batch.decoding.texts import Clock, Request, Row, Rows
 
+Rounds = Iterator[tuple[int, Round]]  # (number of the request, round)
+PassMade = tuple[dict[int, int], float]  # tokens that each text committed, by request; seconds of the whole round
+
 
 def autoregressive_decode_batch(
     target: BatchedModel, requests: Sequence[Request], chunk: int = 1, clock: Clock = lambda: 0.0
-) -> Iterator[tuple[int, Round]]:
-    """Yield (number of the request, round): one token of each text in a pass.
-
-    A chunk is what reaches the host together: passes before anybody looks whether a text has ended.
-    """
+) -> Rounds:
+    """Yield (number of the request, round): one token of each text in a pass. chunk: passes that reach the host at
+    once, before anybody looks whether a text has ended."""
     rows = Rows(target, requests, chunk, clock)
     tokens = torch.zeros(target.n_rows, dtype=torch.long, device=target.device)  # the last committed ones
     while True:
@@ -53,7 +55,7 @@ def speculative_decode_batch(
     draft_length: int,
     accept: AcceptRule = accept_from_logits,
     clock: Clock = lambda: 0.0,
-) -> Iterator[tuple[int, Round]]:
+) -> Rounds:
     """Yield (number of the request, round), a round of 1 to k + 1 ids of each text in a pass."""
     rows = Rows(target, requests, draft_length + 1, clock)
     drafter.start(target, rows.sampling, rows.longest)
@@ -95,10 +97,72 @@ def _first(target: BatchedModel, row: Row, tokens: Tensor) -> tuple[Round, Tenso
 
 
 def judging(draft: Draft, uniforms: Tensor) -> Tensor:
-    """The uniforms of the accept rule, (rows, n + 1), from those that were drawn for it, (rows, at least n + 1).
-
-    The rule draws the next token with the last uniform. A row with fewer drafted tokens than the widest one uses, for
-    its next token, the uniform that it would use alone, so its text does not depend on the other rows.
-    """
+    """The uniforms of the accept rule, (rows, n + 1), from those that were drawn for it, (rows, at least n + 1). The
+    last one draws the next token: a row with fewer drafted tokens than the widest one uses there the uniform that it
+    would use alone, so its text does not depend on the other rows."""
     n = draft.tokens.shape[1]
     return torch.cat([uniforms[:, :n], uniforms.gather(1, draft.size[:, None])], dim=1)
+
+
+class BatchDecoding:
+    """Requests that are decoded side by side. `advance` does the next prompt's pass or the next round of all rows.
+
+    rounds, prefills: by the number of the request, the rounds of each text, and the seconds of its prompt's own pass.
+    passes: rounds of all rows, in order. n_tokens: of all texts, of prompts' passes, too. clock: all seconds so far.
+    """
+
+    def __init__(self, of_batch: Callable[[Clock], Rounds], n_requests: int):
+        self.rounds: dict[int, list[Round]] = {}
+        self.prefills: dict[int, float] = {}
+        self.passes: list[PassMade] = []
+        self.n_tokens, self.clock = 0, 0.0
+        self.n_requests = self.n_left = n_requests  # n_left: texts that have not ended
+        self._rounds, self._n_busy = of_batch(lambda: self.clock), 0
+
+    @property
+    def done(self) -> bool:
+        return self.n_left == 0
+
+    @property
+    def progress(self) -> float:
+        return self.n_tokens / self.n_requests
+
+    def advance(self) -> None:
+        start = time.perf_counter()
+        number, round_ = next(self._rounds)  # ends with tokens on the host: the device has nothing left to do
+        of_pass = [(number, round_)]
+        if not round_.prefill:
+            of_pass += [next(self._rounds) for _ in range(self._n_busy - 1)]
+        seconds = time.perf_counter() - start
+        self.clock += seconds
+        if round_.prefill:
+            self.prefills[number] = seconds
+            self._n_busy += 1
+        else:
+            self.passes.append(({of_text: len(made.tokens) for of_text, made in of_pass}, seconds))
+        for of_text, made in of_pass:
+            self.rounds.setdefault(of_text, []).append(made)
+            self.n_tokens += len(made.tokens)
+            if made.finish:
+                self._n_busy, self.n_left = self._n_busy - 1, self.n_left - 1
+        if self.done:
+            self._rounds = iter(())  # frees the caches
+
+    def full(self, n_rows: int) -> list[PassMade]:
+        """The passes in which all rows had a text. A batch makes such passes as long as requests wait."""
+        return [made for made in self.passes if len(made[0]) == n_rows]
+
+    def by_request(self, n_rows: int, shared: bool = True) -> dict[int, tuple[int, float]]:
+        """The tokens and seconds of each text in the passes in which all rows had a text, by the number of the request.
+        Rows share a pass in equal parts: it takes as long whichever texts are in it, and texts differ in how many they
+        need. Not shared: all passes, each with its whole seconds, as the user of the text waits for them."""
+        parts: dict[int, tuple[int, float]] = {}
+        for by_text, seconds in self.full(n_rows) if shared else self.passes:
+            for number, n_tokens in by_text.items():
+                tokens, before = parts.get(number, (0, 0.0))
+                parts[number] = tokens + n_tokens, before + seconds / (n_rows if shared else 1)
+        return parts
+
+    @property
+    def ended(self) -> set[int]:
+        return {number for number, rounds in self.rounds.items() if rounds[-1].finish}

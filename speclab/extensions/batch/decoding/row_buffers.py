@@ -2,25 +2,23 @@
 
 Keys and values of all texts lie in buffers with a row for each. A pass writes a text's tokens at that text's own
 places, and the mask keeps every token from what is not its text: the places behind it, which hold rejected tokens and
-padding, are read by the kernel and count for nothing. They are finite numbers, so that 0 times them is 0.
-
-The same pass runs as the library's own code, or as CUDA graphs, one for each width and number of places. The engine `c`
-has pages in the place of buffers (row_pages.py).
+padding, are finite numbers, so that 0 times them is 0. The same pass runs as the library's own code, or as CUDA graphs,
+one for each width and number of places. On the engine `c` pages are in the place of buffers.
 """
 
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from speclab.core.sampling import to_device
+from speclab.engines.c_pass import CModel
 from speclab.engines.cuda import graphs
 from speclab.engines.cuda.cuda_graphs import GraphedModel, WrittenInPlace, kv_shapes, rows_read
 from speclab.engines.eager import decoder_layers, layer_outputs, masks, window_of
-from speclab.models.family import family_of
 
 Outputs = tuple[Tensor, dict[int, Tensor]]
 """(rows, m, vocab) logits, and (rows, m, hidden) outputs of the layers that were asked for"""
@@ -28,10 +26,9 @@ Outputs = tuple[Tensor, dict[int, Tensor]]
 
 @dataclass(frozen=True)
 class Placed:
-    """Where the `width` tokens of each row stand in a pass, and what they read.
+    """Where the `width` tokens of each row stand in a pass, and what they read. last: the highest position.
 
     starts: the tokens of each row before the pass. sizes: so many first tokens of a row count, the others are padding.
-    last: the highest position that there is.
     reads: (rows, m, m) bool, which of these tokens each one reads beside all before them; None: all up to itself.
     positions: (rows, m); None: each stands at its place, the first one right behind its row's text.
     """
@@ -42,10 +39,6 @@ class Placed:
     last: int
     reads: Tensor | None = None
     positions: Tensor | None = None
-
-    @property
-    def total(self) -> int:
-        return max(self.starts) + self.width
 
 
 def visible(places: Tensor, total: int, reads: Tensor | None) -> Tensor:
@@ -75,66 +68,50 @@ class WrittenAtPlaces(WrittenInPlace):
         return self.keys, self.values
 
 
-class RowsPass(nn.Module):
-    """One pass of a model over several texts, with everything it depends on as an argument."""
-
-    def __init__(self, model: PreTrainedModel, layers: Iterable[int]):
-        super().__init__()
-        self.model, self.layers, self.window = model, layers, window_of(model)
-
-    def forward(
-        self, ids: Tensor, positions: Tensor, mask: Tensor, places: Tensor, keys: list[Tensor], values: list[Tensor]
-    ) -> tuple[Tensor, ...]:
-        """(rows, m) ids, positions and places, (rows, 1, m, total) mask, the first `total` places of the buffers of
-        each layer, (rows, kv heads, total, width) -> (rows, m, vocab) logits, and (rows, m, hidden) of each of
-        `layers`."""
-        row = torch.arange(places.shape[0], device=places.device)[:, None]
-        cache = Cache(layers=[WrittenAtPlaces(k, v, places, row) for k, v in zip(keys, values, strict=True)])
-        mask = masks(mask, self.window)
-        options = {"position_ids": positions, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
-        with layer_outputs(self.model, self.layers) as hidden:
-            logits = self.model(input_ids=ids, **options).logits
-        return logits, *(hidden[layer] for layer in self.layers)
-
-
 class RowBuffers:
     """Keys and values of several texts: (rows, kv heads, capacity, head width) each, a pair for every layer."""
 
     def __init__(self, model: PreTrainedModel, n_rows: int, capacity: int):
         self.model, self.n_rows, self.capacity = model, n_rows, capacity
-        self.run: Callable[..., tuple[Tensor, ...]] = RowsPass(model, range(len(decoder_layers(model))))
+        self.window, self.layers = window_of(model), range(len(decoder_layers(model)))
+        of_all: dict[str, Any] = {"dtype": model.dtype, "device": model.device}
         self.keys, self.values = (
-            [
-                torch.zeros(n_rows, heads, capacity, width, dtype=model.dtype, device=model.device)
-                for heads, width in side
-            ]
+            [torch.zeros(n_rows, heads, capacity, width, **of_all) for heads, width in side]
             for side in zip(*kv_shapes(model), strict=True)
         )
 
     def prefill(self, row: int, prompt: Tensor, layers: Iterable[int]) -> Outputs:
-        """Read a prompt, (1, n) ids, into a row.  -> (1, 1, vocab) logits of the last one, outputs of these layers
-
-        The model's own code reads it: a prompt is bound by arithmetic, not by kernel launches.
-        """
-        keys, values = (
-            [part[row : row + 1, :, : prompt.shape[1]] for part in side] for side in (self.keys, self.values)
-        )
-        views: list = [WrittenInPlace(k, v) for k, v in zip(keys, values, strict=True)]
+        """Read a prompt, (1, n) ids, into a row.  -> (1, 1, vocab) logits of the last one, outputs of these layers. The
+        model's own code reads it: a prompt is bound by arithmetic, not by kernel launches."""
+        own = slice(row, row + 1), slice(None), slice(prompt.shape[1])
+        views: list = [WrittenInPlace(k[own], v[own]) for k, v in zip(self.keys, self.values, strict=True)]
         options = {"past_key_values": Cache(layers=views), "use_cache": True, "logits_to_keep": 1}
         with layer_outputs(self.model, layers) as hidden:
             return self.model(input_ids=prompt, **options).logits, hidden
 
     def forward(self, ids: Tensor, placed: Placed, layers: Iterable[int]) -> Outputs:
+        logits, *hidden = self.run(*self.given(ids, placed))
+        return logits, {layer: hidden[layer] for layer in layers}
+
+    def given(self, ids: Tensor, placed: Placed) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What `run` takes. Of the mask, 0 is where a token reads, the lowest number elsewhere."""
         start = to_device(placed.starts, ids.device)[:, None]
         places = start + torch.arange(placed.width, device=ids.device)  # (rows, m)
         positions = places.clamp(max=placed.last) if placed.positions is None else placed.positions
-        seen = visible(places, self.n_read(placed.total), placed.reads)
-        given = ids, positions, additive(seen, self.model.dtype), places
-        logits, *hidden = self._run(given, seen.shape[-1])
-        return logits, {layer: hidden[layer] for layer in layers}
+        seen, dtype = visible(places, self.n_read(max(placed.starts) + placed.width), placed.reads), self.model.dtype
+        mask = torch.zeros(seen.shape, dtype=dtype, device=ids.device).masked_fill_(~seen, torch.finfo(dtype).min)
+        return ids, positions, mask[:, None], places
 
-    def _run(self, given: tuple[Tensor, ...], n_read: int) -> tuple[Tensor, ...]:
-        return self.run(*given, *self._first(n_read))
+    def run(self, ids: Tensor, positions: Tensor, mask: Tensor, places: Tensor) -> tuple[Tensor, ...]:
+        """(rows, m) ids, positions and places, (rows, 1, m, total) mask -> (rows, m, vocab) logits, and the outputs of
+        all layers, (rows, m, hidden) each; attention reads the first `total` places."""
+        row, total = torch.arange(self.n_rows, device=ids.device)[:, None], mask.shape[-1]
+        pairs = zip(self.keys, self.values, strict=True)
+        cache = Cache(layers=[WrittenAtPlaces(k[:, :, :total], v[:, :, :total], places, row) for k, v in pairs])
+        options = {"position_ids": positions, "past_key_values": cache, "use_cache": True}
+        with layer_outputs(self.model, self.layers) as hidden:
+            logits = self.model(input_ids=ids, attention_mask=masks(mask, self.window), **options).logits
+        return logits, *(hidden[layer] for layer in self.layers)
 
     def n_read(self, total: int) -> int:
         """The number of places that a pass reads, of which `total` may be in use."""
@@ -152,29 +129,19 @@ class RowBuffers:
         for part in self.keys + self.values:
             part.normal_(generator=generator)
 
-    def _first(self, total: int) -> tuple[list[Tensor], list[Tensor]]:
-        return [keys[:, :, :total] for keys in self.keys], [values[:, :, :total] for values in self.values]
-
 
 class GraphedRowBuffers(RowBuffers):
     """Row buffers with one CUDA graph for each width and number of places that are read, recorded when first needed."""
 
     def __init__(self, graphed: GraphedModel, n_rows: int, capacity: int):
         super().__init__(graphed.model, n_rows, capacity)
-        rows_pass = self.run
-
-        def run(*inputs: Tensor | list[Tensor]) -> tuple[Tensor, ...]:
-            with graphed.kernels.used():
-                return rows_pass(*inputs)
-
-        self.run = run
-        self.graphs: dict[tuple[int, int], graphs.Graph] = {}
+        self.kernels, self.graphs = graphed.kernels, dict[tuple[int, int], graphs.Graph]()
 
     def n_read(self, total: int) -> int:
         """The number of places that the graphs of single texts read."""
         return rows_read(total, self.capacity)
 
-    def _run(self, given: tuple[Tensor, ...], n_read: int) -> tuple[Tensor, ...]:
+    def run(self, *given: Tensor) -> tuple[Tensor, ...]:
         """Run a pass as a replay: the next one writes the outputs of layers to the same places."""
         graph = self._graph(given)
         for fixed, tensor in zip(graph.inputs, given, strict=True):
@@ -182,30 +149,81 @@ class GraphedRowBuffers(RowBuffers):
         graph.replay()
         return graph.outputs[0].clone(), *graph.outputs[1:]
 
-    def prepare(self, widths: Iterable[int], longest: int) -> None:
+    def prepare(self, widths: Iterable[int], longest: int, last: int) -> None:
         """Record passes of these widths, for texts of up to `longest` tokens, while no row has a text."""
         for width in sorted(set(widths)):
             total = width
             while total <= min(longest, self.capacity):
-                read = self.n_read(total)
-                places = torch.arange(read - width, read, device=self.model.device).expand(self.n_rows, -1)
-                seen = places.new_ones((self.n_rows, width, read), dtype=torch.bool)
-                room = family_of(self.model).room(self.model.config)
-                positions = places.clamp(max=(room.text or sys.maxsize) - 1)  # buffers may hold more
-                self._graph((torch.zeros_like(places), positions, additive(seen, self.model.dtype), places))
-                total = read + 1
+                ids = torch.zeros(self.n_rows, width, dtype=torch.long, device=self.model.device)
+                given = self.given(ids, Placed([total - width] * self.n_rows, [], width, last))
+                self._graph(given)
+                total = given[2].shape[-1] + 1
 
     def _graph(self, given: tuple[Tensor, ...]) -> graphs.Graph:
         """The graph of passes with tensors of these shapes: ids, positions, mask, places."""
         key = (given[0].shape[1], given[2].shape[-1])
         if key not in self.graphs:
             inputs = [tensor.clone() for tensor in given]  # warm-ups write what this pass writes
-            replay, outputs = graphs.capture(lambda: self.run(*inputs, *self._first(key[1])))
+
+            @self.kernels.used()
+            def step() -> tuple[Tensor, ...]:
+                return RowBuffers.run(self, *inputs)
+
+            replay, outputs = graphs.capture(step)
             self.graphs[key] = graphs.Graph(replay, inputs, outputs)
         return self.graphs[key]
 
 
-def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask as numbers to add: (rows, m, total) bool -> (rows, 1, m, total), 0 where a token reads, the lowest number
-    elsewhere."""
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+class RowPages:
+    """Keys and values of several texts on the engine `c`, in pages of each text. The tokens of all texts that count are
+    one call of pass.c: padding is never computed. capacity: the most tokens that a text is meant to have."""
+
+    def __init__(self, fast: CModel, n_rows: int, capacity: int):
+        self.fast, self.capacity = fast, capacity
+        self.rows = [fast.start() for _ in range(n_rows)]
+
+    def prefill(self, row: int, prompt: Tensor, layers: Iterable[int]) -> Outputs:
+        """Read a prompt, (1, n) ids, into new pages.  -> what RowBuffers.prefill gives"""
+        backend = self.rows[row] = self.fast.start(layers)
+        return backend.prefill(prompt), backend.hidden
+
+    def forward(self, ids: Tensor, placed: Placed, layers: Iterable[int]) -> Outputs:
+        """Run one pass over (rows, m) tokens. Of padding the logits and states are zeros."""
+        fast, starts, (n_rows, m) = self.fast, placed.starts, ids.shape
+        live = [(row, i) for row, n in enumerate(placed.sizes) for i in range(n)]
+        number = None if len(live) == n_rows * m else torch.tensor([row * m + i for row, i in live])
+
+        def counted(part: Tensor) -> Tensor:
+            """(rows, m, ...) -> (tokens that count, ...)"""
+            part = part.flatten(0, 1)
+            return part if number is None else part[number]
+
+        chosen, mask = counted(ids), None if placed.reads is None else counted(placed.reads)
+        places = [(row, starts[row], starts[row] + i) for row, i in live]
+        # Text, position, row, and how many first rows are read: in a chain all up to the token's own.
+        tokens = [(row, min(at, placed.last), at, at + 1 if mask is None else start) for row, start, at in places]
+        token = torch.tensor(tokens, dtype=torch.int32)
+        if placed.positions is not None:
+            token[:, 1] = counted(placed.positions)
+        for backend, start in zip(self.rows, starts, strict=True):
+            backend.reserve(start + m)
+        logits, hidden = fast.run(self.rows, token, chosen[None], mask=mask, wanted=range(len(live)), kept=layers)
+
+        def by_row(found: Tensor) -> Tensor:
+            """(1, tokens, width) -> (rows, m, width)"""
+            if number is not None:
+                found = found.new_zeros(1, n_rows * m, found.shape[-1]).index_copy_(1, number, found)
+            return found[0].unflatten(0, (n_rows, m))
+
+        return by_row(logits), {layer: by_row(states) for layer, states in hidden.items()}
+
+    def move(self, starts: list[int], rows: Tensor) -> None:
+        """Move keys and values of these tokens of each text's last pass, (texts, n), to its first places."""
+        for backend, start, of_text in zip(self.rows, starts, rows, strict=True):
+            backend.move(start, of_text)
+
+    def fill(self, generator: torch.Generator) -> None:
+        for backend in self.rows:
+            backend.reserve(self.capacity)
+            for page in backend.pages:
+                page.normal_(generator=generator)

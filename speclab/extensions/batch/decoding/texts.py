@@ -44,10 +44,6 @@ class Row:
     def n_left(self) -> int:
         return self.settings.max_new_tokens - self.n_new
 
-    @property
-    def n_committed(self) -> int:
-        return self.prompt.shape[1] + self.n_new
-
     def uniforms(self, n: int) -> Tensor:
         return uniforms((n,), self.generator, self.generator.device)
 
@@ -85,7 +81,7 @@ class Rows:
     def admitted(self) -> Iterator[Row]:
         """Put the next texts into rows that have none, the first row first. A row whose text ends with its first token
         takes another one. Where no row has a text, the time until the next one comes has passed."""
-        while self._waiting and None in (rows := [self[place] for place in range(self.n_rows)]):
+        while self._waiting and None in (rows := self.by_place):
             wait = self._requests[self._waiting[0]].arrival - self._clock() - self._idle
             if wait > 0 and self.busy:
                 return
@@ -94,21 +90,20 @@ class Rows:
             row = self._rows[place] = Row(place, number, self._requests[number], self.device)
             yield row
 
-    def __getitem__(self, place: int) -> Row | None:
-        """The row at a place, None where no text is being decoded."""
-        row = self._rows[place]
-        return None if row is None or row.finish else row
+    @property
+    def by_place(self) -> list[Row | None]:
+        """The row at each place, None where no text is being decoded."""
+        return [None if row is None or row.finish else row for row in self._rows]
 
     @property
     def busy(self) -> list[Row]:
-        return [row for row in map(self.__getitem__, range(self.n_rows)) if row]
+        return [row for row in self.by_place if row]
 
     @property
     def lengths(self) -> list[int]:
         """The number of tokens that the cache shall hold for each place: all of the text but the last; 0 without a
         text."""
-        rows = map(self.__getitem__, range(self.n_rows))
-        return [row.n_committed - 1 if row else 0 for row in rows]
+        return [row.prompt.shape[1] + row.n_new - 1 if row else 0 for row in self.by_place]
 
     def uniforms(self, n: int) -> Tensor:
         """Draw (rows, n) random numbers, of each text its own; zeros where there is no text."""

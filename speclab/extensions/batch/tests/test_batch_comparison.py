@@ -13,10 +13,9 @@ from draft_models import NgramDrafter
 from speclab.core.rounds import Round
 from speclab.extensions.batch import __main__ as command
 from speclab.extensions.batch import expectations, measure, shown
-from speclab.extensions.batch.decoding.decodings import BatchDecoding, PassMade
-from speclab.extensions.batch.expectations import TARGET, step_costs, time_passes, trace_of, with_rounds
+from speclab.extensions.batch.decoding.loops import BatchDecoding
+from speclab.extensions.batch.expectations import TARGET, simulate, step_costs, time_passes, trace_of, with_rounds
 from speclab.extensions.batch.measure import FIRST, Batches, arms, requests_of
-from speclab.extensions.batch.simulate import FIXED, ORACLE, simulate
 from speclab.lab.rows import rows_of
 from speclab.models import prompts
 from speclab.models.prompts import Prompt
@@ -40,9 +39,6 @@ def run(pair_folder, tmp_path, capsys, monkeypatch):
         return (code, *capsys.readouterr())
 
     return call
-
-
-# --- the run ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_leaves_its_record_page_and_picture(run, tmp_path):
@@ -138,9 +134,6 @@ def test_ctrl_c_keeps_the_rounds_so_far(run, tmp_path, monkeypatch):
     assert not (tmp_path / "results" / "local-batch.json").exists()
 
 
-# --- what is decoded --------------------------------------------------------------------------------------------------
-
-
 def config(n_prompts: int = 4, **others) -> SimpleNamespace:
     texts = [Prompt("code", "", torch.tensor([[1, number]])) for number in range(n_prompts)]
     fields = {"prompts": texts, "repeats": 1, "temperatures": [0.0], "draft_lengths": [2], "drafters": {}}
@@ -155,9 +148,9 @@ def test_every_batch_is_decoded_in_every_way():
         assert [one.n_texts for one in ways if one.arm == arm] == [1, 2, 4]
 
 
-@pytest.mark.parametrize(("n_prompts", "n_texts", "n"), [(30, 1, 30), (30, 16, 60), (4, 8, 24), (3, 1, 3)])
-def test_a_batch_is_filled_three_times(n_prompts, n_texts, n):
-    assert requests_of(config(n_prompts), n_texts) == [*range(n_prompts)] * (n // n_prompts)
+def test_a_batch_is_filled_three_times():
+    for n_prompts, n_texts, n in ((30, 1, 30), (30, 16, 60), (4, 8, 24), (3, 1, 3)):
+        assert requests_of(config(n_prompts), n_texts) == [*range(n_prompts)] * (n // n_prompts)
 
 
 def test_the_warm_up_asks_for_no_more_than_the_run(monkeypatch):
@@ -176,9 +169,6 @@ def test_the_examples_of_the_knee():
     result = doctest.testmod(shown)
     assert result.failed == 0 < result.attempted
     assert shown.knee({1: 2.0, 2: 0.9, 4: 1.0}) == "beyond 4", "a speedup of 1 is no loss, and the last fall counts"
-
-
-# --- expectations -----------------------------------------------------------------------------------------------------
 
 
 def price(draft: str = "model", k: int = 2, pads: bool = False):
@@ -201,13 +191,13 @@ def test_steps_by_hand():
 def test_what_rounds_take_outside_of_passes():
     """Two texts, three rounds of 3 s with 1.5 drafted tokens: 1.5 s are left, or 0.5 for each token of a network."""
     rounds = {i: [Round([1], prefill=True), *[Round([1], n, 0, 1) for n in (2, 1)]] for i in (0, 1)}
-    full = [PassMade({0: 1, 1: 1}, 3.0)] * 2
+    full = [({0: 1, 1: 1}, 3.0)] * 2
     made = SimpleNamespace(rounds=rounds, full=lambda n: full)
     free = replace(price("ngram"), target=[1.0] * 99, texts=[0.0] * 99)
     assert with_rounds(free, made, 2, 2, None).outside == pytest.approx(2.0)
     own = with_rounds(free, made, 2, 2, 0.5)
     assert (own.outside, own.draft[:3]) == (0.5, pytest.approx([0.0, 0.5, 1.0]))
-    plain = SimpleNamespace(rounds={0: [Round([1] * 4)]}, full=lambda n: [PassMade({0: 4}, 6.0)])
+    plain = SimpleNamespace(rounds={0: [Round([1] * 4)]}, full=lambda n: [({0: 4}, 6.0)])
     assert with_rounds(free, plain, 1, 0, None).outside == pytest.approx(0.5)
 
 
@@ -221,15 +211,11 @@ def test_simulated_rates_by_hand():
     # Drafted tokens, those of the longest row, and the rows of each pass of the draft.
     steps = ((4, 2, (2, 2)), (2, 2, (1, 1)), (4, 3, (2, 1, 1)))
     taken = [costs.verify(2, *n) + sum(costs.draft[i] for i in passes) for *n, passes in steps]
-    found = simulate(traces, costs, FIXED, 3, 2)
-    assert found == pytest.approx((12 / sum(taken), 6 / sum(taken)))
-    alone = simulate(traces, costs, FIXED, 3, 2, texts_per_second=1e-9)
-    assert (
-        alone.tokens_per_second
-        == pytest.approx(alone.of_user)
-        == pytest.approx(simulate(traces, costs, FIXED, 3, 1)[0])
-    )
-    oracle = simulate(traces, costs, ORACLE, 3, 2).tokens_per_second
+    found = simulate(traces, costs, expectations.FIXED, 3, 2)
+    assert found == pytest.approx((12 / sum(taken), 6 / sum(taken), 2))
+    alone, one = (simulate(traces, costs, expectations.FIXED, 3, *more) for more in ((2, 1e-9), (1,)))
+    assert alone[:2] == pytest.approx([one.tokens_per_second] * 2)
+    oracle = simulate(traces, costs, expectations.ORACLE, 3, 2).tokens_per_second
     assert found.tokens_per_second < oracle, "it drafts no wrong token"
 
 

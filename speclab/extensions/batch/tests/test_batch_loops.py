@@ -15,9 +15,13 @@ from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.extensions.batch.decoding.batched_model import BatchedModel
-from speclab.extensions.batch.decoding.decodings import BatchDecoding
 from speclab.extensions.batch.decoding.drafters import BatchedModelDrafter, RowByRow, side_by_side
-from speclab.extensions.batch.decoding.loops import autoregressive_decode_batch, judging, speculative_decode_batch
+from speclab.extensions.batch.decoding.loops import (
+    BatchDecoding,
+    autoregressive_decode_batch,
+    judging,
+    speculative_decode_batch,
+)
 from speclab.extensions.batch.decoding.texts import Request
 from speclab.extensions.batch.tests.test_batched_model import RowCache, cached, on, spoil
 from speclab.extensions.batch.tests.trees import trees
@@ -93,9 +97,6 @@ def alone(target: CachedModel, drafter, asked: list[Request], k: int, **how) -> 
     return texts
 
 
-# --- Each text is what it is alone ------------------------------------------------------------------------------------
-
-
 TRIED = [("model", how, "eager") for how in ("greedy", "sampled")]
 TRIED += [("ngram", "greedy", "eager"), ("feature", "sampled", "eager"), ("best tree", "sampled", "eager")]
 TRIED += [("model", "greedy", "c"), ("ngram", "greedy", "c"), ("best tree", "sampled", "c")]
@@ -169,9 +170,8 @@ def test_plain_texts_are_those_that_they_are_alone(sampling, chunk, engine):
     for n_rows in SIZES:
         found = by_text(autoregressive_decode_batch(BatchedModel(target, n_rows), asked, chunk))
         assert [tokens_of(rounds) for rounds in found] == expected
-        assert [rounds[-1].finish for rounds in found if rounds] == [
-            "eos" if set(eos) & set(text) else "length" for text in expected if text
-        ]
+        ends = ["eos" if set(eos) & set(text) else "length" for text in expected if text]
+        assert [rounds[-1].finish for rounds in found if rounds] == ends
 
 
 def test_neighbours_play_no_part():
@@ -199,9 +199,6 @@ def test_rows_are_filled_again():
         made.advance()
     rounds = [len(made.rounds[number]) - 1 for number in range(len(asked))]
     assert len(made.passes) == max(rounds[0], sum(rounds[1:]))
-
-
-# --- What the caches hold ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ["eager", "c"])
@@ -235,18 +232,14 @@ def test_caches_equal_a_recomputation_after_every_round(kind, engine):
     assert any(len(set(row)) == n_rows for row in lengths), "the rows were never at different lengths"
 
 
-# --- Drafts -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_draft_with_a_short_context_stops_row_by_row():
     """The rows whose text it cannot read any more go on without it."""
     target, _ = pair()
     draft = CachedModel(perturbed(tiny("llama", max_position_embeddings=24), 0.1))
     assert draft.room.text == 24
-    expected = alone(target, ModelDrafter(draft), requests(WARM), 4)
-    found = by_text(
-        speculative_decode_batch(BatchedModel(target, 3), of_batch(ModelDrafter(draft), 3), requests(WARM), 4)
-    )
+    drafter, asked = ModelDrafter(draft), requests(WARM)
+    expected = alone(target, drafter, asked, 4)
+    found = by_text(speculative_decode_batch(BatchedModel(target, 3), of_batch(drafter, 3), asked, 4))
     assert found == expected
     last = [rounds[-2].n_drafted for rounds in found if len(rounds) > 5]
     assert 0 in last, "no row ran out of the draft's context"
@@ -256,9 +249,8 @@ def test_drafts_side_by_side():
     """Padded to the longest; a certain draft gets one-hot rows beside a drawn one, a chain parents beside a tree."""
     law = torch.full((1, 2, 4), 0.25)
     drawn = Draft(torch.tensor([[1, 2]]), torch.tensor([2]), law)
-    certain = trees("draft").TreeDraft(
-        torch.tensor([[3, 2, 1]]), torch.tensor([3]), parents=torch.tensor([[-1, -1, 1]])
-    )
+    tokens, parents = torch.tensor([[3, 2, 1]]), torch.tensor([[-1, -1, 1]])
+    certain = trees("draft").TreeDraft(tokens, torch.tensor([3]), parents=parents)
     both = side_by_side([drawn, certain], 4)
     assert both.tokens.tolist() == [[1, 2, 0], [3, 2, 1]]
     assert both.size.tolist() == [2, 3]
@@ -278,9 +270,6 @@ def test_texts_up_to_the_limit_of_positions_are_those_of_uncached_passes(kind, e
     assert tokens_of(by_text(rounds, 2)[1]) == rope.uncached(kind, n_tokens)
 
 
-# --- Requests ---------------------------------------------------------------------------------------------------------
-
-
 def test_requests_are_checked_before_anything_is_decoded():
     target, _ = pair()
     one, other = requests()[1], requests(WARM)[1]
@@ -290,9 +279,6 @@ def test_requests_are_checked_before_anything_is_decoded():
     with pytest.raises(UsageProblem, match="do not fit"):
         next(autoregressive_decode_batch(BatchedModel(target, 2), [one, long]))
     assert list(autoregressive_decode_batch(BatchedModel(target, 2), [])) == []
-
-
-# --- Random numbers ---------------------------------------------------------------------------------------------------
 
 
 def test_a_row_judges_with_the_numbers_that_it_has_alone():

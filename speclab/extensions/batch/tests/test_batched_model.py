@@ -12,7 +12,7 @@ from speclab.engines.cuda import graphs
 from speclab.engines.parts import FAMILIES as KNOWN
 from speclab.extensions.batch.decoding import row_buffers
 from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
-from speclab.extensions.batch.decoding.row_pages import RowPages
+from speclab.extensions.batch.decoding.row_buffers import RowPages
 from speclab.extensions.batch.tests.trees import trees
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
@@ -242,9 +242,6 @@ def test_states_of_a_prompt_are_its_rows(engine):
         batch.hidden((1,), 0)
 
 
-# --- The check --------------------------------------------------------------------------------------------------------
-
-
 def test_what_is_welcome():
     """The check compares passes that are cut at the tokenizer's ids with uncached ones of the whole output layer."""
     for target in (on("eager", "mistral_window"), on("c", "mistral_window"), CachedModel(tiny("llama"), VOCAB - 8)):
@@ -290,9 +287,6 @@ def test_wrong_passes_are_refused(monkeypatch, engine):
     monkeypatch.setattr(kind, "forward", forward)
     with pytest.raises(EnvironmentProblem, match="logits differ"):
         check_batch(target)
-
-
-# --- What is prepared ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ["eager", "c"])

@@ -69,10 +69,10 @@ def test_what_never_pays_is_tried_now_and_then():
     budget, tried = Budget(costs(2.0, 2.0)), []
     for step in range(2 * PAUSE):
         budget.begin([3, 3], 2)
-        if budget.goes_on(0):
+        if budget.goes_on():
             tried.append(step)
             assert budget.admits([0.97, 0.5]) == [True, False]
-            assert not budget.goes_on(1)
+            assert not budget.goes_on()
             budget.observe({0: SimpleNamespace(n_accepted=1, n_drafted=1)})
         assert sum(budget.verified()) == (step in tried)
     assert tried == [PAUSE - 1, 2 * PAUSE - 1]
@@ -180,10 +180,8 @@ def judged(draft: Draft, logits: torch.Tensor, text, rows, end: float):
     """Every outcome of the accept rule on one row: (tokens, its probability, what happened)."""
     cells = list(itertools.product(*laws.sides_of(text, draft, rows, token_pieces)))
     points = torch.tensor([[piece.at(end) for piece in cell] for cell in cells], dtype=torch.float64)
-    many = replace(
-        draft,
-        **{name: part.expand(len(cells), *part.shape[1:]) for name, part in vars(draft).items() if part is not None},
-    )
+    parts = {name: part.expand(len(cells), *part.shape[1:]) for name, part in vars(draft).items() if part is not None}
+    many = replace(draft, **parts)
     result = accept_from_logits(many, logits.expand(len(cells), -1, -1), SETTINGS, points)
     for cell, decided in zip(cells, fetch(many, result), strict=True):
         n, a, r = decided[1:4]
