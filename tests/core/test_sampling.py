@@ -209,6 +209,7 @@ def test_uniforms_come_from_the_generator_and_from_nothing_else():
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
     assert uniforms((1, 0), torch.Generator(), cpu).shape == (1, 0)
+    assert first.dtype == torch.float64  # 32 bits would draw from a coarser law
 
 
 # --- the draft model's choice -----------------------------------------------------------------------------------------
