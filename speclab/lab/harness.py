@@ -156,7 +156,7 @@ def measure(
     ):
         for turn, (repeat, index) in enumerate(turns):
             beside: dict[Arm, list[int]] = tools
-            if turn % 2:
+            if turn % 2 and len(turns) > 2:  # of two prompts both have the instrument: a hybrid may look up in one
                 alike = [[arm for arm in arms if arm.draft == tool.draft] for tool in tools]
                 chosen = (of_draft[turn // 2 % len(of_draft)] for of_draft in alike if of_draft)
                 beside = {replace(arm, method=CONTROL): [] for arm in chosen}
