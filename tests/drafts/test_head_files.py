@@ -188,13 +188,7 @@ DAMAGE = [  # what is done to a folder, and what the line says
     *((lambda folder, row=row: edited(folder, *row[0], **row[1]), row[2]) for row in CONFIGS),
     *(
         (lambda folder, content=content: (folder / "config.json").write_bytes(content), "config.json")
-        for content in (
-            b'{"x": ' + b"[" * 100_000,
-            b'{"x": ' + b"9" * 5000 + b"}",
-            b"[1]",
-            b" " * 2**21,
-            b'{"x": "\xff"}',
-        )
+        for content in (*(b'{"x": ' + x for x in (b"[" * 10**5, b"9" * 5000 + b"}", b'"\xff"}')), b"[1]", b" " * 2**21)
     ),
     (lambda folder: (folder / "model.safetensors").write_bytes(b"half"), "its config.json and weights cannot be used"),
     (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),

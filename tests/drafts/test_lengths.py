@@ -46,9 +46,6 @@ def pair(noise: float = 0.1) -> tuple[CachedModel, ModelDrafter]:
     return CachedModel(model), ModelDrafter(CachedModel(perturbed(model, noise)))
 
 
-# --- the rule ---------------------------------------------------------------------------------------------------------
-
-
 @given(
     st.lists(st.floats(0, 1), min_size=1, max_size=8),
     st.lists(st.floats(0, 2), min_size=9, max_size=9),
@@ -137,9 +134,6 @@ def test_a_draft_that_is_not_asked_again_has_the_best_length():
     assert lengths(10.0, 2 * PAUSE) == [*[0] * (PAUSE - 1), 1] * 2
 
 
-# --- in the loop ------------------------------------------------------------------------------------------------------
-
-
 def decoded(drafter, k: int = LONGEST, n: int = 40, how: Sampling | None = None):
     target, _ = pair()
     target.hidden_layers = (0, 1)
@@ -215,9 +209,6 @@ def test_what_was_accepted_is_kept_by_copies_and_by_the_next_text():
         seen.append(auto.seen[0.0].depths[0].tested)
     assert seen == sorted(set(seen))
     assert copy.deepcopy(auto).drafter is not auto.drafter
-
-
-# --- costs ------------------------------------------------------------------------------------------------------------
 
 
 def test_costs_are_measured_for_every_length():

@@ -147,8 +147,6 @@ def test_the_table_of_the_chapter():
     assert transcript.table(right, RECORD).strip() in [block.strip() for block in blocks]
 
 
-# --- curves -----------------------------------------------------------------------------------------------------------
-
 Counts = tuple[int, int, tuple[int, ...]]  # rounds, drafted, kept
 
 

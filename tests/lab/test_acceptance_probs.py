@@ -60,9 +60,6 @@ def decoded(bench: Bench, draft: str, prompt: Prompt, k: int, sampling=Sampling(
     return tokens_of(rounds), counts
 
 
-# --- chances ----------------------------------------------------------------------------------------------------------
-
-
 @torch.inference_mode()
 def next_probs(model, text: list[int], temperature: float, keep: int) -> Tensor:
     """The distribution after `text` from a pass of its own, in the plainest words.  -> (vocab,)"""
@@ -119,9 +116,6 @@ def test_probabilities_of_drawn_and_certain_tokens_by_hand():
     certain = CertainLaw([[0, 0, 1], [1], [], [0, 0]], 2)
     assert certain.accept_probs(lambda: p, [0] * 4) == [[1, 1, 0], [0], [], [1]]
     assert certain.drawn_from([(0, 2, 3), (0, 2, 2)]).tolist() == [[0, 1], [0, 0]]
-
-
-# --- the forecast is what happens -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("draft", ["model", "ngram"])
@@ -183,8 +177,6 @@ def test_lookups_are_those_of_the_text_so_far():
     assert law.drawn_from([(0, 1, 1)]).sum() == 0  # a round that asks for one token has no second one
     assert NgramDrafter().law(target, [1, 2], [3, 4], GREEDY, 2).drawn_from([(0, 0, 2), (1, 1, 2)]).sum() == 0
 
-
-# --- prices -----------------------------------------------------------------------------------------------------------
 
 BY_WIDTH = {1: 1.0, 2: 1.1, 3: 1.3, 4: 1.35, 5: 1.6}
 PRICES = {"slope": 0.01, "draft": 0.125, "catch": 0.03}

@@ -67,20 +67,8 @@ def test_the_screen_says_what_was_cut(run):
     """The lab's pair on three prompts, of which two lead it into a loop."""
     by_kind = {kind: [text for its_kind, text in prompts.standard() if its_kind == kind] for kind in prompts.KINDS}
     texts = [("code", by_kind["code"][4]), ("prose", by_kind["prose"][0]), ("copy", by_kind["copy"][3])]
-    words = (
-        "--target",
-        LAB_TARGET,
-        "--draft",
-        "ngram",
-        "-k",
-        "2",
-        "--max-new-tokens",
-        "44",
-        "--alone",
-        "--engine",
-        "c",
-    )
-    ran = run(*words, texts=texts)
+    words = ["--draft", "ngram", "-k", "2", "--max-new-tokens", "44", "--alone", "--engine", "c"]
+    ran = run("--target", LAB_TARGET, *words, texts=texts)
     assert (ran.code, ran.record.prompts["n_cut"]) == (0, 2)
     n_tokens = {row.temperature: row.n_emitted for row in ran.record.rows if row.draft and row.prompt_kind == "all"}
     assert n_tokens[0.8] == 3 * 43 > n_tokens[0.0]

@@ -120,9 +120,6 @@ def test_what_cannot_be_decoded_is_refused(make, said, monkeypatch):
     assert "\n" not in str(refused.value)
 
 
-# --- how it is judged -------------------------------------------------------------------------------------------------
-
-
 def test_the_text_is_within_the_context_and_has_no_special_ids():
     model = tiny("gpt2", n_positions=20, bos_token_id=3, eos_token_id=7)
     text = random_text(model)
@@ -200,9 +197,6 @@ def test_positions_after_a_padding_index_are_fewer_than_the_table_has_rows():
     assert model.room.text == 40
     model.prefill(torch.full((1, 39), 5))
     model.forward(torch.tensor([[6]]))
-
-
-# --- families of an extension ----------------------------------------------------------------------------------------
 
 
 class Marked(Family):

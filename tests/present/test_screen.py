@@ -82,9 +82,6 @@ def test_what_is_shown_is_what_was_approved(name, show, monkeypatch):
     is_approved(APPROVED / name, show())
 
 
-# --- the factors ------------------------------------------------------------------------------------------------------
-
-
 def product_of(line: str) -> float:
     """What a reader gets who multiplies the numbers of a line, as they are printed."""
     book = float(re.search(r"says (\d+\.\d+)x", line)[1])
@@ -177,9 +174,6 @@ def test_what_limits_a_step_follows_from_its_reading_and_from_a_wide_pass(engine
         f"is {share:.0%} of it, and a pass over 5 tokens takes {wide:.2f} steps{limit}"
     )
     assert screen.limit_line(replace(run, bandwidth=None)) is None
-
-
-# --- predictions ------------------------------------------------------------------------------------------------------
 
 
 def test_errors_have_the_right_median_and_maximum():

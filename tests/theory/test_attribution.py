@@ -19,18 +19,9 @@ from speclab.theory.costs import Costs, catch_ups
 from speclab.theory.forecast import AcceptProbs, forecast
 from tests.decoding import model_accept_probs
 
-COSTS = Costs(
-    step_at=1.0,
-    step_slope=0.01,
-    verify_at=[(1, 1.1), (2, 1.2), (3, 1.4), (4, 1.5), (5, 1.7)],
-    verify_slope=0.02,
-    draft_idle=0.03,
-    draft_at=[(n, 0.1 + 0.08 * (n - 1)) for n in range(1, 9)],
-    draft_catch=0.02,
-    draft_slope=0.001,
-    rest_at=0.06,
-    rest_each=0.01,
-)
+VERIFY, DRAFT = [(1, 1.1), (2, 1.2), (3, 1.4), (4, 1.5), (5, 1.7)], [(n, 0.1 + 0.08 * (n - 1)) for n in range(1, 9)]
+SLOPES = {"step_slope": 0.01, "verify_slope": 0.02, "draft_slope": 0.001, "draft_catch": 0.02, "rest_each": 0.01}
+COSTS = Costs(step_at=1.0, verify_at=VERIFY, draft_idle=0.03, draft_at=DRAFT, rest_at=0.06, **SLOPES)
 N_PROMPT = 10
 HALF = [0.5] * 6  # acceptance chances of a text of six tokens
 
@@ -87,8 +78,6 @@ def expected_seconds(accept_probs: AcceptProbs, n: int, k: int, cost: Callable[[
     return rest(1, 1)
 
 
-# --- accounting -------------------------------------------------------------------------------------------------------
-
 ROUNDS = [RoundCounts(2, 2), RoundCounts(2, 0), RoundCounts(0, 0)]  # contexts 10, 13, 14; the second one catches up
 
 
@@ -131,9 +120,6 @@ def random_rounds(dice: random.Random, n: int, k: int) -> list[RoundCounts]:
     return rounds
 
 
-# --- forecast ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("k", range(6))
 @pytest.mark.parametrize("seed", range(4))
 def test_forecast_by_brute_force(seed, k):
@@ -172,9 +158,6 @@ def test_every_repeats_text_has_a_forecast_of_its_own():
         price(speculated(2, ROUNDS), plain(6), COSTS, constant([chance] * 6)).expected for chance in (0.9, 0.1)
     )
     assert part.expected == pytest.approx(rare + 2 * common)
-
-
-# --- the ladder -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("k", [1, 3, 4])

@@ -27,18 +27,9 @@ def line(first: float, each: float) -> list[tuple[int, float]]:
     return [(n, first + each * (n - 1)) for n in range(1, 9)]
 
 
-MODEL = Costs(
-    step_at=0.0098,
-    step_slope=3e-6,
-    verify_at=[*VERIFY.items()],
-    verify_slope=5e-6,
-    draft_idle=0.0001,
-    draft_at=line(0.0014, 0.0012),
-    draft_catch=0.0002,
-    draft_slope=4e-7,
-    rest_at=0.00058,
-    rest_each=0.00002,
-)
+SLOPES = {"step_slope": 3e-6, "verify_slope": 5e-6, "draft_slope": 4e-7, "draft_catch": 0.0002, "rest_each": 0.00002}
+ALONE = {"step_at": 0.0098, "draft_idle": 0.0001, "rest_at": 0.00058}
+MODEL = Costs(verify_at=[*VERIFY.items()], draft_at=line(0.0014, 0.0012), **ALONE, **SLOPES)
 NGRAM = replace(MODEL, draft_at=line(9e-5, 1e-6), draft_catch=0.0, draft_slope=0.0, rest_at=0.0005)
 WARM = replace(MODEL, step_at=0.0105, draft_at=line(0.0017, 0.0012), rest_at=0.001, rest_each=0.0004)
 

@@ -19,9 +19,6 @@ given_cases = settings(max_examples=100)
 lengths = st.integers(1, 40)
 
 
-# --- formulas ---------------------------------------------------------------------------------------------------------
-
-
 def test_doctests():
     """The examples in the docstrings are what readers copy."""
     result = doctest.testmod(formulas)
@@ -60,9 +57,6 @@ def test_expected_tokens_per_round_is_the_mean_of_its_law(alpha, k):
     assert sum(law) == 1
     mean = sum((i + 1) * chance for i, chance in enumerate(law))
     assert expected_tokens_per_round(float(alpha), k) == pytest.approx(float(mean), rel=1e-12)
-
-
-# --- counts -----------------------------------------------------------------------------------------------------------
 
 
 def round_of(n_drafted: int, n_accepted: int) -> Round:
@@ -118,9 +112,6 @@ def test_merged_counts_are_the_counts_of_everything(first, second):
     merged.merge(other)
     assert merged == counted(*first, *second)
     assert other == counted(*second)
-
-
-# --- intervals --------------------------------------------------------------------------------------------------------
 
 
 def prompt_times(generator: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:

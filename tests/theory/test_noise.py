@@ -21,19 +21,11 @@ def floor(low: float | None, high: float | None, ratio: float = 1.0, temperature
     return Noise(temperature=temperature, ratio=ratio, low=low, high=high)
 
 
-@pytest.mark.parametrize(
-    ("of_run", "doubted"),
-    [
-        (floor(0.95, 1.06), False),
-        (floor(0.92, 1.09), False),
-        (floor(0.80, 1.05), True),
-        (floor(0.99, 1.11), True),
-        (floor(0.0, 1.01), True),
-        (floor(None, None, 1.05), False),
-        (floor(None, None, 1.2), True),
-        (floor(None, None, 0.8), True),
-    ],
-)
+NEAR = [(0.95, 1.06), (0.92, 1.09), (None, None, 1.05)]
+FAR = [(0.80, 1.05), (0.99, 1.11), (0.0, 1.01), (None, None, 1.2), (None, None, 0.8)]
+
+
+@pytest.mark.parametrize(("of_run", "doubted"), [(floor(*one), one in FAR) for one in NEAR + FAR])
 def test_a_floor_that_reaches_further_than_ten_per_cent_is_doubted(of_run, doubted):
     assert attribution.too_wide([of_run]) == (attribution.reach(of_run) if doubted else None)
 
@@ -56,9 +48,6 @@ def test_few_committed_records_are_rough():
                 reach[noisy].append(attribution.reach(Noise(**{key: entry[key] for key in keys})))
     assert len(reach[False]) >= 7
     assert max(reach[False]) < 1.095 < attribution.FURTHEST < max(reach[True])
-
-
-# --- the floor of a run, and what it makes of a speedup ---------------------------------------------------------------
 
 
 def timed(arm: Arm, *decodings: list[float]) -> list[Decoded]:

@@ -15,12 +15,7 @@ from tests.heads import LEARNT, N_NEW, Keeping, learnt_texts, prompts
 from tests.tiny_models import VOCAB, tiny
 
 TRAINED = {"markov_rank": 3}  # the one that test_blocks_elsewhere.py trains, too
-SHAPES = [
-    {},
-    TRAINED,
-    {"markov_rank": 5, "from_anchor": False},
-    {"from_anchor": False, "layers": 1},
-]
+SHAPES = [{}, TRAINED, {"markov_rank": 5, "from_anchor": False}, {"from_anchor": False, "layers": 1}]
 
 
 def reading(model, fast=None) -> CachedModel:

@@ -40,11 +40,7 @@ def saved(folder, head, ids=None):
     return folder
 
 
-SHAPES = [
-    {"layers": 1},
-    {"markov_rank": 3, "from_anchor": False},
-    {"from_anchor": False, "slots": 9},
-]
+SHAPES = [{"layers": 1}, {"markov_rank": 3, "from_anchor": False}, {"from_anchor": False, "slots": 9}]
 
 
 @pytest.mark.parametrize("options", SHAPES)

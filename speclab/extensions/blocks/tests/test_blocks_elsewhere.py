@@ -89,9 +89,6 @@ def test_a_head_is_trained_written_and_goes_on(target, tmp_path):  # noqa: F811
     check_training("block", read_block, target, tmp_path)
 
 
-# --- in the scripts ---------------------------------------------------------------------------------------------------
-
-
 def test_the_scripts_decode_with_it(pair_folder, tmp_path, monkeypatch, capsys):
     model = load(str(pair_folder / "target"), str(pair_folder / "draft"), engine="eager").setup.target.model
     write_block(tmp_path / "block", tiny_block_head(model, markov_rank=3).float(), "tiny", ["LlamaForCausalLM"])

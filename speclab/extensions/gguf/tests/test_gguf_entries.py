@@ -122,26 +122,18 @@ def test_the_model_is_that_of_a_config_written_by_hand(case, tmp_path):
         assert (found(ids[:, :n]).logits - logits).abs().max() < 1e-5 * logits.abs().max()
 
 
+UNKNOWN: dict[str, dict[str, Any]] = {
+    "llama": dict.fromkeys(("expert_used_count", "expert_gating_func", "attention.value_length"), 2)
+    | {"rope.scaling.type": "dynamic", "rope.scaling.attn_factor": 1.5, "rope.scaling.yarn_log_multiplier": 0.1}
+    | {"rope.dimension_count": 4, "attention.causal": False, "final_logit_softcapping": 30.0},
+    "qwen2": dict.fromkeys(("attention.sliding_window", "attention.sliding_window_pattern"), 2)
+    | {"attention.scale": 0.5, "logit_scale": 0.5},
+    "starcoder2": {"residual_scale": 2.0, "something.new": [1, 2], "something.newer": ["a"]},
+}
+
+
 @pytest.mark.parametrize(
-    ("kind", "entry", "value"),
-    [
-        ("llama", "rope.dimension_count", 4),
-        ("llama", "rope.scaling.type", "dynamic"),
-        ("llama", "rope.scaling.attn_factor", 1.5),
-        ("llama", "rope.scaling.yarn_log_multiplier", 0.1),
-        ("llama", "attention.value_length", 4),
-        ("llama", "attention.causal", False),
-        ("llama", "expert_used_count", 2),
-        ("llama", "expert_gating_func", 2),
-        ("llama", "final_logit_softcapping", 30.0),
-        ("qwen2", "attention.sliding_window", 16),
-        ("qwen2", "attention.sliding_window_pattern", 2),
-        ("qwen2", "attention.scale", 0.5),
-        ("qwen2", "logit_scale", 0.5),
-        ("starcoder2", "residual_scale", 2.0),
-        ("starcoder2", "something.new", [1, 2]),
-        ("starcoder2", "something.newer", ["a"]),
-    ],
+    ("kind", "entry", "value"), [(kind, *pair) for kind in UNKNOWN for pair in UNKNOWN[kind].items()]
 )
 def test_an_entry_that_the_library_cannot_follow_is_refused_by_its_name(kind, entry, value, tmp_path):
     with pytest.raises(ValueError, match=rf"{kind}\.{entry} = "):

@@ -10,17 +10,7 @@ from exercises import distilled
 from speclab.extensions.learner import checks
 from speclab.models import prompts
 from speclab.models.loading import LAB_DRAFT
-from tests.exercises.answers import (
-    VOICES,
-    copy_of,
-    failures,
-    mistaken,
-    mistakes,
-    with_mistakes,
-    with_wrong_answer,
-)
-
-# --- right answers ----------------------------------------------------------------------------------------------------
+from tests.exercises.answers import VOICES, copy_of, failures, mistaken, mistakes, with_mistakes, with_wrong_answer
 
 USED_UP = """
 def verify_draft(drafted, draft_probs, target_probs, uniforms, draw):
@@ -82,8 +72,6 @@ def test_what_exercise_18_says_of_a_real_draft(monkeypatch, capsys):
     assert 1 < promised == pytest.approx(sum(choice**i for i in range(5)), abs=0.05)
     assert 1 < replayed <= 5
 
-
-# --- wrong answers ----------------------------------------------------------------------------------------------------
 
 # An exception and a time limit say that something is wrong, and not what.
 NO_WORDS = re.compile(r"\w*(Error|Exception|Iteration|Exit|Interrupt)\b|still running|\w+ returned None")

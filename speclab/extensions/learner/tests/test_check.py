@@ -185,10 +185,7 @@ def test_a_file_that_cannot_be_imported_is_said_once(run, clone, text, said):
 alarms = pytest.mark.skipif(not has_alarm(), reason="this system has no alarm to stop a loop")
 
 # What never ends, and is stopped inside its process.
-ENDLESS = {
-    "loops": "while True: pass",
-    "waits": "__import__('threading').Event().wait()",
-}
+ENDLESS = {"loops": "while True: pass", "waits": "__import__('threading').Event().wait()"}
 
 # What raises, prints or breaks something, all of it in one process.
 ODD = {

@@ -15,8 +15,6 @@ from speclab.system.errors import UsageProblem
 from tests.lab.test_lossy import run  # noqa: F401 - a fixture
 from tests.recorder import stand_in
 
-# --- the law of a token -----------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     ("row", "threshold"),
@@ -38,9 +36,6 @@ def test_distances_of_a_known_case():
         distances(rule_of(rule), p, q).item() for rule in ("lenient:0.75", "typical:0.3", "token", "block", "lenient:1")
     ]
     assert found == pytest.approx([1 / 9, 1 / 3, 0, 0, 0])
-
-
-# --- names ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -81,9 +76,6 @@ def test_a_draft_that_is_no_chain_is_refused():
     for name in ("block", "lenient:0.5", "typical:0.3"):
         with pytest.raises(UsageProblem, match="judges chains of tokens"):
             rule_of(name).accept(draft, torch.zeros(1, 3, 4), Sampling(1.0), torch.zeros(1, 3))
-
-
-# --- a whole run ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", [pytest.param("lenient:0.25", marks=pytest.mark.full), "typical:0.01"])

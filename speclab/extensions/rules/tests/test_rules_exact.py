@@ -69,8 +69,6 @@ def test_a_block_of_impossible_tokens_is_not_kept_at_zero():
     assert (result.n_accepted.item(), result.next_token.item()) == (0, 1)
 
 
-# --- lossy rules ------------------------------------------------------------------------------------------------------
-
 LAWS = {
     lenient: functools.partial(lenient_law, lenience=float(LENIENCE)),
     typical: functools.partial(typical_law, epsilon=float(EPSILON)),

@@ -62,14 +62,11 @@ def test_a_chunk_may_carry_several_tokens(fake):
         ({"per_step_drafted": [3, 2], "per_step_accepted": [3, 0], "num_spec_tokens": 3}, [(3, 3), (2, 0)]),
         ({"per_step_drafted": [], "per_step_accepted": [], "num_spec_tokens": 3}, []),
         ({"num_spec_steps": 2, "num_accepted_draft_tokens": 3, "num_spec_tokens": 3}, None),  # `summary` has no rounds
-        ({"per_step_drafted": [3, 2], "per_step_accepted": [3], "num_spec_tokens": 3}, None),
-        ({"per_step_drafted": [3], "per_step_accepted": [4], "num_spec_tokens": 3}, None),
-        ({"per_step_drafted": [4], "per_step_accepted": [0], "num_spec_tokens": 3}, None),
-        ({"per_step_drafted": [True], "per_step_accepted": [0], "num_spec_tokens": 3}, None),
-        ({"per_step_drafted": [1], "per_step_accepted": ["1"], "num_spec_tokens": 3}, None),
-        ({"per_step_drafted": {"0": 1}, "per_step_accepted": [1], "num_spec_tokens": 3}, None),
-        (None, None),
-        ([7], None),
+        *(
+            ({"per_step_drafted": drafted, "per_step_accepted": kept, "num_spec_tokens": 3}, None)
+            for drafted, kept in [([3, 2], [3]), ([3], [4]), ([4], [0]), ([True], [0]), ([1], ["1"]), ({"0": 1}, [1])]
+        ),
+        *((told, None) for told in (None, [7])),
     ],
 )
 def test_rounds_that_a_server_tells_are_taken_in_their_own_form_alone(told, rounds):
@@ -99,9 +96,10 @@ def test_rounds_that_a_server_tells_are_taken_in_their_own_form_alone(told, roun
         (200, b'data: {"choices": {"a": 1}}\n\n' + DONE, "counts 0 tokens"),
         (200, event(b"x") * 2 + USAGE % 99 + DONE, "counts 99 tokens"),
         (200, event(b"x") * 2 + DONE, "counts 0 tokens"),  # events are no tokens
-        (200, b'data: {"choices": [{"text": "", "token_ids": [-1]}]}\n\n', "no ids"),
-        (200, b'data: {"choices": [{"text": "", "token_ids": [true]}]}\n\n', "no ids"),
-        (200, b'data: {"choices": [{"text": "", "token_ids": {"0": 1}}]}\n\n', "no ids"),
+        *(
+            (200, b'data: {"choices": [{"text": "", "token_ids": ' + ids + b"}]}\n\n", "no ids")
+            for ids in (b"[-1]", b"[true]", b'{"0": 1}')
+        ),
         (400, (b" " * 2**12 + b"\n") * 512, "more than 1 MiB"),
     ],
 )

@@ -54,20 +54,15 @@ PLACE = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{}"}} {}\
         ("vllm:generation_tokens_total 12", "middle of a line"),
         ("python_gc_objects 3\n", "no counters of vLLM"),
         ("vllm:num_requests_running 0\n", "switched off"),
-        ("vllm:generation_tokens_total NaN\n", "no metric"),
-        ("vllm:generation_tokens_total -1\n", "no metric"),
-        ("vllm:generation_tokens_total 1.5\n", "no metric"),
-        ("vllm:generation_tokens_total +Inf\n", "no metric"),
-        ("vllm:generation_tokens_total 1e300\n", "no metric"),
-        ("vllm:generation_tokens_total\n", "no metric"),
-        ('vllm:generation_tokens_total{a="b 3\n', "no metric"),
+        *(
+            (f"vllm:generation_tokens_total{end}\n", "no metric")
+            for end in (" NaN", " -1", " 1.5", " +Inf", " 1e300", "", '{a="b 3')
+        ),
         ("llamacpp:tokens_predicted_total 1.23457e+06\n", "six digits"),
-        (GOOD + DRAFTS.format(4, 8, 9), "contradict each other"),
-        (GOOD + DRAFTS.format(9, 8, 4), "contradict each other"),
+        *((GOOD + DRAFTS.format(*counts), "contradict each other") for counts in ((4, 8, 9), (9, 8, 4))),
         (GOOD + DRAFTS.format(4, 8, 4) + PLACE.format(0, 1) + PLACE.format(1, 3), "contradict each other"),
         (GOOD + DRAFTS.format(4, 8, 4) + PLACE.format(0, 3), "contradict each other"),
-        (GOOD + DRAFTS.format(4, 8, 3) + PLACE.format("x", 3), "no metric"),
-        (GOOD + DRAFTS.format(4, 8, 3) + PLACE.format(10**9, 3), "no metric"),
+        *((GOOD + DRAFTS.format(4, 8, 3) + PLACE.format(place, 3), "no metric") for place in ("x", 10**9)),
         ("vllm:num_requests_running NaN\n" + GOOD, "no metric"),
     ],
 )

@@ -102,8 +102,6 @@ def test_a_speedup_is_clear_where_its_interval_is(speedup, below, above):
     assert diagnose.diagnose(found).answer.startswith("not clear") == inside
 
 
-# --- shapes, texts and causes -----------------------------------------------------------------------------------------
-
 SHAPES = [shape for shape in vars(diagnose).values() if isinstance(shape, diagnose.Shape)]
 NAMES = list(vars(diagnose))
 CLOSED = {vars(diagnose)[name] for name in NAMES[NAMES.index("STATES") : NAMES.index("BUSY") + 1]}
@@ -183,9 +181,6 @@ def test_what_texts_say_of_a_cause(shape, same_text, causes):
     assert (said.answer == REJECTED) == (shape in (diagnose.CLIFF, diagnose.ZERO))
     assert "k = 1" in said.then
     assert diagnose.diagnose(of((1.0,) * 4, 1.2), diagnose.ALL, True).causes == (diagnose.SAME_TEXT,)
-
-
-# --- break-even and best length ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("module", [diagnose, vllm_requirements])

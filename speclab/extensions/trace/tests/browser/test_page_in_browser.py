@@ -157,9 +157,6 @@ def test_every_state_has_an_address_and_any_address_a_state(lab):
         assert opened.problems == []
 
 
-# --- a page of one decoding ---
-
-
 @pytest.fixture
 def show(open_page):
     return lambda found, viewport=DESK: open_page(page.render(page.of_trace(found)), viewport)
