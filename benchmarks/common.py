@@ -10,7 +10,7 @@ from draft_models import ModelDrafter
 from speclab.cli.parsing import plain_name, some_path
 from speclab.drafts import registry
 from speclab.models.setup import Setup
-from speclab.present.screen import circumstances
+from speclab.present.screen import busy_line, circumstances
 from speclab.present.tables import Block, Heading, show
 from speclab.records import files
 from speclab.records.files import Head
@@ -81,4 +81,4 @@ def finish(
 
 def begin(title: str, run: BenchmarkRun) -> list[Block]:
     stopped = "Stopped before the end: only what was complete by then is here." if run.interrupted else None
-    return [Heading(title, 1), f"{circumstances(run)}.", stopped]
+    return [Heading(title, 1), f"{circumstances(run)}.", busy_line(run), stopped]

@@ -144,17 +144,22 @@ def _sampled(entry: Facts) -> str:
 
 def remarks(run: LabRun) -> list[str]:
     """Name what took part in the run and what disturbed it, and the texts that are wrong."""
-    lines, probe, settings = list[str](), run.machine.get("probe"), run.settings
+    lines, settings = list[str](), run.settings
     if about := settings.get("functions"):
         lines.append(f"These functions took part in the speculative rows: {about}. The baseline is the lab's own.")
-    if probe and not probe["free"]:
-        load = f"load average {number(probe['load'], 1)} on {run.machine['cores']} cores"
-        lines.append(f"BUSY when the run began: {load}, so times may be rough")
+    lines += filter(None, [busy_line(run)])
     if rule := settings.get("rule"):
         plain = f"accept rule: {rule}; sampled rows of models have no forecast"
         lines.append(LOSSY.format(rule=rule) if _is_lossy(run) else plain)
     stopped = "Stopped before the end: rows cover the prompts that every arm had finished."
     return [*lines, *filter(None, [wrong_line(run), stopped * run.interrupted])]
+
+
+def busy_line(run: Head) -> str | None:
+    if (probe := run.machine.get("probe")) is None or probe["free"]:
+        return None
+    load = f"load average {number(probe['load'], 1)} on {run.machine['cores']} cores"
+    return f"BUSY when the run began: {load}, so times may be rough"
 
 
 def wrong_line(run: LabRun) -> str | None:
