@@ -53,11 +53,13 @@ def differences(logits: Tensor, right: Tensor) -> Tensor:
 
 
 class Reference:
-    """A model's uncached logits, and for bfloat16 and float16 the same in float32, from a copy of the model. It is made
-    when it is first asked for. Where memory has no room for it the model's own logits stand for it."""
+    """A model's uncached logits, and for bfloat16 and float16 the same in float32: from `higher`, or from a copy of the
+    model, made when it is first asked for. Where memory has no room for it the model's own logits stand for it."""
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, higher: PreTrainedModel | None = None):
         self._model = model
+        if higher is not None:
+            self._higher = higher
 
     @functools.cached_property
     def _higher(self) -> PreTrainedModel:
