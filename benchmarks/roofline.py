@@ -123,13 +123,13 @@ def ceilings_of(setup: Setup, block: int) -> dict[str, float]:
 # --- what the model does ----------------------------------------------------------------------------------------------
 
 
-def time_passes(model: CachedModel, widths: list[int], context: int, repeats: int, seed: int = 0) -> list[list[float]]:
-    """Return the seconds of every repeat of each width, taking turns, after one random text that the cache holds.
+def time_passes(model: CachedModel, ids: torch.Tensor, widths: list[int], repeats: int) -> list[list[float]]:
+    """Return the seconds of every repeat of each width, taking turns, over the end of a text whose beginning the cache
+    holds.  ids: (1, context + the largest width)
 
     The first repeat meets new shapes and may be slow.
     """
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(0, model.vocab_size, (1, context + max(widths)), generator=generator).to(model.device)
+    ids, context = ids.to(model.device), ids.shape[1] - max(widths)
     model.prefill(ids[:, :context])
     length, times = model.length, {width: list[float]() for width in widths}
     for turn in range(repeats):
@@ -143,7 +143,9 @@ def time_passes(model: CachedModel, widths: list[int], context: int, repeats: in
 def measure_model(args: argparse.Namespace, role: Role, name: str, cached: CachedModel, block: int) -> ModelPasses:
     """Measure passes of one model, and the bandwidth over a block as large as its weights, `block` bytes at most."""
     model, weight_bytes = cached.model, weights_read(cached.model)[1] - getattr(cached.fast, "bytes_spared", 0)
-    runs = time_passes(cached, args.widths, args.context, args.repeats + 1, args.seed)
+    generator = torch.Generator().manual_seed(args.seed)
+    text = torch.randint(0, cached.vocab_size, (1, args.context + args.widths[-1]), generator=generator)
+    runs = time_passes(cached, text, args.widths, args.repeats + 1)
     passes = [
         Pass(
             width=width,

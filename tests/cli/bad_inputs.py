@@ -130,6 +130,7 @@ USUAL |= {"benchmarks.gpu": ["--out", "out", "--device", "cpu"], "training.heads
 B, S, C = "baseline_autoregressive.py", "optimized_speculative.py --prompt x", "compare.py"
 PEERS, ROOFLINE = "-m benchmarks.peers", "-m benchmarks.roofline"
 GPU, TRAIN = "-m benchmarks.gpu", "-m training.heads"
+SAME, EXPERTS = "-m benchmarks.same_text", "-m benchmarks.experts"
 
 ROWS = [
     # --- flags of every decoding script ---
@@ -215,6 +216,12 @@ ROWS = [
     Row(f"{GPU} --sizes lab,lab", 2, ("lab,lab", "different")),
     Row(f"{ROOFLINE} --draft ngram", 2, ("--draft ngram", "only a model")),
     Row(f"{GPU} --out file", 3, ("file/log.txt", "--out")),
+    Row(f"{SAME} --dtype float32", 2, ("float32 and bfloat16", "leave out --dtype")),
+    Row(f"{SAME} -k 0 --target draft", 2, ("-k 0", "1 or more")),
+    Row(f"{SAME} --target ./nowhere", 3, ("./nowhere", "save_pretrained")),
+    Row(f"{EXPERTS} --used 9", 2, ("9 of 8 experts", "--used 8")),
+    Row(f"{EXPERTS} --context 100000", 2, ("0 texts", "--context")),
+    Row(f"{EXPERTS} --experts 256 --layers 1024", 3, ("GB are free", "--layers")),
     Row(f"{PEERS} --prompt x --draft draft --llama-target nowhere.gguf", 2, ("--llama-target", "nowhere.gguf")),
     Row(f"{B} --prompt x --chat", 2, ("no chat template", "use --no-chat")),
     Row("-m tests.gallery --only x", 2, ("--only x", "numbers")),

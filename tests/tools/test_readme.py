@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import roofline
+from benchmarks import experts, roofline, same_text
 from benchmarks.peers import page as peers_page
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY
@@ -35,7 +35,12 @@ from tools import blocks, readme
 
 PAGES = readme.PAGES
 GENERATED = [page for page in PAGES if "<!-- begin" in page.read_text("utf-8")]
-BENCHMARKS = {"peers": (peers_page.PeersRun, peers_page.page), "roofline": (roofline.RooflineRun, roofline.page)}
+BENCHMARKS = {  # by the last word of a record's name
+    "peers": (peers_page.PeersRun, peers_page.page),
+    "roofline": (roofline.RooflineRun, roofline.page),
+    "text": (same_text.SameTextRun, same_text.page),
+    "experts": (experts.ExpertsRun, experts.page),
+}
 # Records of programs that only the history has: what all records have is checked, and their pages stay as they are. Of
 # others, which no test reads, only the page is kept.
 OF_THE_PAST = {"cpu-2-cores-drawn", "cpu-2-cores-experts", "cpu-2-cores-same-text"}
