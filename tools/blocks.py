@@ -10,7 +10,7 @@ from typing import Any
 from speclab.models import padding
 from speclab.present import report, screen, tables
 from speclab.records.files import ComparisonRun, read
-from speclab.records.rows import Row, lookup_shares
+from speclab.records.rows import AUTO, Row, lookup_shares
 from speclab.system.files import ROOT
 from speclab.theory.formulas import book_formula, expected_tokens_per_round
 from speclab.theory.ladder import prediction_errors, prediction_rows
@@ -115,9 +115,9 @@ def drafts() -> str:
         measured = "-"
         if record is not None:
             run = comparison(record)
-            row = [row for row in drafted(run) if row.method == name.strip("`")][-1]
+            row = [row for row in drafted(run) if row.method.removesuffix(AUTO) == name.strip("`")][-1]
             link = f"[{tables.speedup(row.speedup)}](results/{record.stem}.md)"
-            measured = f"{link}, {screen.target_name(run)}, k = {row.draft_length}"
+            measured = f"{link}, {screen.target_name(run)}, k = {'auto' if row.auto else row.draft_length}"
         chapter = f" ([chapter {int(page[:2])}](docs/chapters/{page}.md))" if page else ""
         lines.append([name, what + chapter, training, measured])
     headers = ["`--draft`", "what it is", "needs training", "measured"]
@@ -186,18 +186,27 @@ def errors() -> str:
 
 
 def errors_by_record() -> str:
-    """Return the error of the forecast in several comparisons, and how long a decode step takes there."""
+    """Return the error of the forecast in several comparisons, over all prompts and over each kind of them."""
     found = []
-    for path in (FULL_RUN, GPU_RUN, REAL_RUN, LARGE_RUN):
-        run = comparison(path)
-        step, error = screen.step_seconds(run), prediction_errors(prediction_rows(run.rows))["forecast"]
-        found.append((f"[{screen.target_name(run)}](../results/{path.stem}.md)", step, error))
+    for path in (FULL_RUN, DEFAULT_RUN, REAL_RUN, LARGE_RUN, GPU_RUN):
+        for run in comparison(path).parts:
+            rows = [row for row in run.rows if row.prompt_kind == "all"]
+            errors = [prediction_errors(prediction_rows(some))["forecast"] for some in (rows, run.rows)]
+            name = f"[{screen.target_name(run)}](../results/{path.stem}.md)"
+            found.append((name, f"{1e3 * screen.step_seconds(run):.3g}", run.prompts["n"], errors))
+
+    def error(which: int, of: str) -> tables.Cell:
+        return lambda line: f"{line[3][which][of]:.1%}"
+
     cells: dict[str, tables.Cell] = {
         "target": lambda line: tables.Markdown(line[0]),
-        "a step, ms": lambda line: f"{1e3 * line[1]:.3g}",
-        "rows": lambda line: str(line[2]["n"]),
-        "median error of the forecast": lambda line: f"{line[2]['median']:.1%}",
-        "largest": lambda line: f"{line[2]['max']:.1%}",
+        "a step, ms": lambda line: line[1],
+        "prompts": lambda line: str(line[2]),
+        "rows": lambda line: str(line[3][0]["n"]),
+        "median error": error(0, "median"),
+        "largest": error(0, "max"),
+        "by kind: median": error(1, "median"),
+        "largest ": error(1, "max"),
     }
     return shown(found, cells)
 

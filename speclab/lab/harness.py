@@ -8,8 +8,8 @@ baseline, whose rounds give one token each, would pay for that more often than t
 
 Beside the timed arms run two kinds of instrument, which give the costs that explain the timed arms' speedups: the
 baseline once more (its distance from the first one is the noise floor), and for every draft one decoding with a clock
-on each phase of a round, whose draft lengths change from round to round. Both make a round longer. So on every other
-prompt it is a control: a decoding like the timed ones, to whose seconds the costs are scaled (theory/costs.py).
+on each phase of a round, whose draft lengths change from round to round. The clock and the changes make rounds longer.
+So each draft has a control, too, like one of its timed arms, to whose seconds its costs are scaled (theory/costs.py).
 """
 
 import contextlib
@@ -155,18 +155,15 @@ def measure(
         old_objects_frozen(),
     ):
         for turn, (repeat, index) in enumerate(turns):
-            beside: dict[Arm, list[int]] = tools
-            if turn % 2 and len(turns) > 2:  # of two prompts both have the instrument: a hybrid may look up in one
-                alike = [[arm for arm in arms if arm.draft == tool.draft] for tool in tools]
-                chosen = (of_draft[turn // 2 % len(of_draft)] for of_draft in alike if of_draft)
-                beside = {replace(arm, method=CONTROL): [] for arm in chosen}
+            alike = [[arm for arm in arms if arm.draft == tool.draft] for tool in tools]
+            controls = [replace(own[turn % len(own)], method=CONTROL) for own in alike if own]
             stream = repeat * 100_003 + index  # another one for every prompt and repeat, the same for every arm
             finished: list[tuple[Decoding, float]] = []
             for sampling in samplings:
                 budget = bench.budget(prompts[index], sampling)
                 decodings = [
-                    bench.decoding(arm, sampling, prompts[index], stream, budget, beside.get(arm))
-                    for arm in [*arms, *beside]
+                    bench.decoding(arm, sampling, prompts[index], stream, budget, tools.get(arm))
+                    for arm in [*arms, *tools, *controls]
                     if sampling.greedy or not bench.greedy_only(arm)
                 ]
                 schedule(decodings, index + repeat)

@@ -1,7 +1,7 @@
 """Why the measured speedup is what it is: two predictions and a ladder of factors. Pure: counts and costs in.
 
 accounting  the rounds that were made, priced with calibrated costs. It is wrong only where the costs are.
-forecast    the baseline's text, one pass of the draft over it, and the same costs. It sees no timed speculative run.
+forecast    the baseline's text, one pass of the draft over it, and the same costs. It sees no timed row.
 
 The ladder starts at the book's formula and changes one assumption at a time until it reaches the measurement; the
 factor between two rungs is what that assumption is worth, and the last one is what none of them explains.

@@ -138,17 +138,17 @@ def fit(rounds: Sequence[RoundTime], steps: Sequence[RoundTime]) -> dict[tuple[s
 
 
 def without_clock(rounds: Sequence[RoundTime], controls: Sequence[RoundTime]) -> list[RoundTime]:
-    """Return instrumented rounds as if they had no clock: one factor for all of a temperature makes the seconds that
-    they predict for the controls, in the sum, what these took. A stall counts as it does elsewhere."""
-    costs, factors = fit(rounds, []), dict[float, float]()
-    for temperature in {r.temperature for r in rounds}:
-        alike = [r for r in controls if r.temperature == temperature and (r.drafter, temperature) in costs]
-        known = [(r, costs[r.drafter, temperature]) for r in alike]
-        said = [own.round_seconds(r.n_drafted, r.context, r.catch_up) + own.replay * r.n_replays for r, own in known]
-        took = [min(r.rest, STALL * seconds) for (r, _), seconds in zip(known, said, strict=True)]
-        factors[temperature] = sum(took) / sum(said) if len(said) >= FEWEST_CONTROLS else 1.0
-    phases = ("draft", "verify", "rest")
-    return [r._replace(**{name: factors[r.temperature] * getattr(r, name) for name in phases}) for r in rounds]
+    """Return instrumented rounds as if they had no clock: a factor for each draft and temperature makes what they
+    predict for its controls, of all lengths together, the seconds of these. A stall counts as it does elsewhere."""
+    found = list[RoundTime]()
+    for key in dict.fromkeys((r.drafter, r.temperature) for r in rounds):
+        slow, own = ([r for r in some if (r.drafter, r.temperature) == key] for some in (rounds, controls))
+        costs = fit(slow, [])[key]
+        said = [costs.round_seconds(r.n_drafted, r.context, r.catch_up) + costs.replay * r.n_replays for r in own]
+        took = [min(r.rest, STALL * seconds) for r, seconds in zip(own, said, strict=True)]
+        f = sum(took) / sum(said) if len(own) >= FEWEST_CONTROLS and sum(said) else 1.0
+        found += [r._replace(draft=f * r.draft, verify=f * r.verify, rest=f * r.rest) for r in slow]
+    return found
 
 
 def _means(rounds: Sequence[RoundTime], phase: str, place: Place) -> tuple[dict[int, float], float, float]:

@@ -8,7 +8,6 @@ from itertools import pairwise
 from statistics import median
 
 from speclab.records.rows import Row
-from speclab.theory.formulas import FEWEST
 
 EFFECTS = {  # what one rung of the ladder adds
     "bonus and partial drafts": "partly right drafts and the bonus token count",
@@ -40,11 +39,9 @@ def factors(row: Row) -> dict[str, float]:
 
 
 def prediction_rows(rows: list[Row]) -> list[Row]:
-    """Return the speculative rows whose errors count: each prompt once, so either the kinds of prompt or, where a kind
-    has too few prompts for an interval, "all"."""
+    """Return the speculative rows whose errors count: each prompt once, so either the kinds of prompt or "all"."""
     speculative = [row for row in rows if row.draft]
-    of_kinds = [row for row in speculative if row.prompt_kind not in ("all", "not looping")]
-    kinds = [row for row in of_kinds if row.n_prompts >= FEWEST]
+    kinds = [row for row in speculative if row.prompt_kind not in ("all", "not looping")]
     return kinds or [row for row in speculative if row.prompt_kind == "all"]
 
 

@@ -7,7 +7,6 @@ import gc
 import random
 import weakref
 from collections import Counter
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -164,12 +163,13 @@ class ScriptedBench(Bench):
 def test_arms_take_turns(seed, stopped):
     """In each turn the arm that is furthest behind goes next, for sixteen tokens; who is first among equals changes
     from turn to turn; a turn has one stream of random numbers; kinds of prompts alternate; the instruments run beside
-    the arms, in every other turn their controls, the second baseline in the middle. Ctrl-C leaves whole prompts."""
+    the arms, and a control of each, whose length changes; the second baseline is in the middle. Ctrl-C leaves whole
+    prompts."""
     kinds = ["code"] * 3 + ["prose"] * 2 + ["copy"]
     prompts = [make_prompt(i, kind) for i, kind in enumerate(kinds)]
     arms, tools, temperatures = ARMS[: 2 + seed % 3], dict(list(INSTRUMENTS.items())[: seed % 3]), [0.0, 0.8]
-    n_arms = len(arms) + bool(tools) + len(tools)
-    n_warm_up, turns = n_arms, [(repeat, index) for repeat in range(2) for index in (0, 3, 5, 1, 4, 2)]
+    n_warm_up = len(arms) + bool(tools) + len(tools)
+    n_arms, turns = n_warm_up + len(tools), [(repeat, index) for repeat in range(2) for index in (0, 3, 5, 1, 4, 2)]
     n_finished = 1 + seed if stopped else len(turns)
     # Behind the first temperature of its turn, and in the middle of it.
     stop_at = n_warm_up + n_finished * 2 * n_arms + (n_arms + 1 if seed % 2 else 1) if stopped else None
@@ -184,19 +184,18 @@ def test_arms_take_turns(seed, stopped):
             assert all(line.n_emitted == len(line.texts) * (LONG - 1) for line in found.lines)
     assert {one.drafter for one in found.rounds} == set(tools)
     assert bool(found.steps) == bool(tools)
-    every = [arm for arm, *_ in bench.asked[:n_arms]]
+    every = [arm for arm, *_ in bench.asked[:n_warm_up]]
     assert [arm.draft for arm in every if arm.method == INSTRUMENT] == list(tools)
     assert not tools or every.index(BASELINE_REPEAT) == (len(arms) + 1) // 2
-    streams = set()
+    streams, lengths = set(), dict[str, set[int]]()
     for turn in range(n_finished):
         first = n_warm_up + turn * 2 * n_arms
         asked = bench.asked[first : first + 2 * n_arms]
-        beside = [INSTRUMENT, CONTROL][turn % 2]
-        expected = [replace(arm, method=beside) if arm.method == INSTRUMENT else arm for arm in every]
-        names = [(arm.method, arm.draft) for arm, *_ in asked]
-        assert names == [(arm.method, arm.draft) for arm in expected] * 2
-        used = {arm.draft_length for arm, *_ in asked if arm.method == CONTROL}
-        assert used <= {arm.draft_length for arm in arms}
+        controls = [arm for arm, *_ in asked[n_warm_up:n_arms]]
+        assert [one[0] for one in asked] == [*every, *controls] * 2
+        assert [(arm.method, arm.draft) for arm in controls] == [(CONTROL, draft) for draft in tools]
+        for arm in controls:
+            lengths.setdefault(arm.draft, set()).add(arm.draft_length)
         assert [one[1] for one in asked] == [0.0] * n_arms + [0.8] * n_arms
         assert {one[2].text for one in asked} == {prompts[turns[turn][1]].text}
         (stream,) = {one[3] for one in asked}
@@ -205,6 +204,9 @@ def test_arms_take_turns(seed, stopped):
             steps = [step for step in bench.steps if step[0] in numbers]
             assert_least_goes_next(steps, list(numbers)[:: (-1) ** sum(turns[turn])])
     assert len(streams) == n_finished
+    if n_finished > 2:
+        assert lengths == {draft: {arm.draft_length for arm in arms if arm.draft == draft} for draft in tools}
+    assert not tools or {r.drafter for r in found.controls} == set(tools)
 
 
 def assert_least_goes_next(steps: list[tuple[int, int]], queue: list[int]) -> None:

@@ -144,7 +144,7 @@
     const gigabytes = (preset.machine.bandwidth * 2 ** state.bandwidth) / 1e9;
     dial("bandwidth", state.bandwidth, 3, `×${draw.number(2 ** state.bandwidth)}, ${draw.number(gigabytes)} GB a second`);
     dial("arithmetic", state.arithmetic, 3, `×${draw.number(2 ** state.arithmetic)}`);
-    const users = 2 ** state.users, shared = users > 1 ? `, which ${users} users share (their caches are not counted)` : "";
+    const users = 2 ** state.users, shared = users > 1 ? `, which ${users} users share (their caches are not counted; the rest of a round is counted once)` : "";
     dial("users", state.users, 9, String(users));
     find("limit").textContent =
       `A step takes ${draw.number(costs.step_ms)} ms${shared}, and a pass over ${plural(state.k + 1, "token")} takes ` +
