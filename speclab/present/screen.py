@@ -257,9 +257,10 @@ def limit_line(run: ComparisonRun) -> str | None:
     share = min(1.0, run.weight_bytes / run.bandwidth / step)
     row = min(whole, key=lambda row: abs(row.draft_length - 4))  # five tokens, where there is such a row
     wide, limit = row.verify_cost or 0.0, UNKNOWN
-    if share < 0.25 and run.settings["engine"] == "eager":
+    narrow = wide <= 1 + 0.075 * row.draft_length
+    if share < 0.25 and narrow and run.settings["engine"] == "eager":
         limit = STARTING
-    elif wide > 1 + 0.075 * row.draft_length and share >= 0.25:
+    elif not narrow and share >= 0.25:
         limit = ARITHMETIC
     elif share >= 0.5:
         limit = READING

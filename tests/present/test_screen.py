@@ -154,7 +154,7 @@ def test_a_ladder_is_shown_where_the_fastest_row_has_none():
     ("engine", "share", "wide", "limit"),
     [
         ("eager", 0.1, 1.0, f": {screen.STARTING}"),
-        ("eager", 0.1, 2.0, f": {screen.STARTING}"),
+        ("eager", 0.1, 2.0, f": {screen.UNKNOWN}"),
         ("graphs", 0.1, 1.0, f": {screen.UNKNOWN}"),
         ("c", 0.6, 1.25, f": {screen.READING}"),
         ("c", 0.4, 1.25, f": {screen.UNKNOWN}"),
