@@ -193,20 +193,18 @@ def errors_by_record() -> str:
             rows = [row for row in run.rows if row.prompt_kind == "all"]
             errors = [prediction_errors(prediction_rows(some))["forecast"] for some in (rows, run.rows)]
             name = f"[{screen.target_name(run)}](../results/{path.stem}.md)"
-            found.append((name, f"{1e3 * screen.step_seconds(run):.3g}", run.prompts["n"], errors))
+            found.append((name, f"{1e3 * screen.step_seconds(run):.3g}", errors))
 
     def error(which: int, of: str) -> tables.Cell:
-        return lambda line: f"{line[3][which][of]:.1%}"
+        return lambda line: f"{line[2][which][of]:.1%}"
 
     cells: dict[str, tables.Cell] = {
         "target": lambda line: tables.Markdown(line[0]),
         "a step, ms": lambda line: line[1],
-        "prompts": lambda line: str(line[2]),
-        "rows": lambda line: str(line[3][0]["n"]),
+        "rows": lambda line: str(line[2][0]["n"]),
         "median error": error(0, "median"),
         "largest": error(0, "max"),
         "by kind: median": error(1, "median"),
-        "largest ": error(1, "max"),
     }
     return shown(found, cells)
 

@@ -40,8 +40,7 @@ class Decoding:
         return [RoundCounts(made.n_drafted, made.n_accepted, made.looked_up) for *_, made in self.log]
 
     def times(self, temperature: float) -> list[RoundTime]:
-        """Return what each round took, of a control without its phases; of the baseline, the mean step of each chunk,
-        at its middle."""
+        """Return what each round took, and of the baseline the mean step of each chunk, at its middle."""
         found = []
         for (context, seconds, made), catch_up in zip(self.log, catch_ups(self.rounds), strict=True):
             if self.arm.speculative:

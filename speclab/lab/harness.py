@@ -155,15 +155,16 @@ def measure(
         old_objects_frozen(),
     ):
         for turn, (repeat, index) in enumerate(turns):
-            alike = [[arm for arm in arms if arm.draft == tool.draft] for tool in tools]
-            controls = [replace(own[turn % len(own)], method=CONTROL) for own in alike if own]
+            twins = [own[turn % len(own)] for one in tools if (own := [arm for arm in arms if arm.draft == one.draft])]
+            # A control stands beside its twin: what the arm before has left in the processor's caches counts.
+            asked = [one for arm in arms for one in (arm, replace(arm, method=CONTROL))[: 1 + (arm in twins)]]
             stream = repeat * 100_003 + index  # another one for every prompt and repeat, the same for every arm
             finished: list[tuple[Decoding, float]] = []
             for sampling in samplings:
                 budget = bench.budget(prompts[index], sampling)
                 decodings = [
                     bench.decoding(arm, sampling, prompts[index], stream, budget, tools.get(arm))
-                    for arm in [*arms, *tools, *controls]
+                    for arm in [*asked, *tools]
                     if sampling.greedy or not bench.greedy_only(arm)
                 ]
                 schedule(decodings, index + repeat)
