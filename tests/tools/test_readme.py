@@ -256,7 +256,7 @@ def test_what_was_not_kept_is_quoted_from_its_records():
     methods = section.split("\n- ")[1:]
     assert len(methods) > 3
     for method in methods:
-        name, commit = re.search(r"\(\.\./results/([\w-]+)\.md\), made\s+at\s+commit\s+(\w+)\)", method).groups()
+        name, commit = re.search(r"\(\.\./results/([\w-]+)\.md[\w#-]*\), made\s+at\s+commit\s+(\w+)\)", method).groups()
         page = (ROOT / "results" / f"{name}.md").read_text("utf-8")
         assert f"commit {commit};" in page
         numbers = re.findall(r"\d+\.\d+", method)
