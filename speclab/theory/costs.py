@@ -146,7 +146,7 @@ def without_clock(rounds: Sequence[RoundTime], controls: Sequence[RoundTime]) ->
         costs = fit(slow, [])[key]
         said = [costs.round_seconds(r.n_drafted, r.context, r.catch_up) + costs.replay * r.n_replays for r in own]
         took = [min(r.rest, STALL * seconds) for r, seconds in zip(own, said, strict=True)]
-        f = sum(took) / sum(said) if len(own) >= FEWEST_CONTROLS and sum(said) else 1.0
+        f = sum(took) / sum(said) if len(own) >= FEWEST_CONTROLS and any(said) else 1.0
         found += [r._replace(draft=f * r.draft, verify=f * r.verify, rest=f * r.rest) for r in slow]
     return found
 
