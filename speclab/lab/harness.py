@@ -9,7 +9,7 @@ baseline, whose rounds give one token each, would pay for that more often than t
 Beside the timed arms run two kinds of instrument, which give the costs that explain the timed arms' speedups: the
 baseline once more (its distance from the first one is the noise floor), and for every draft one decoding with a clock
 on each phase of a round, whose draft lengths change from round to round. The clock and the changes make rounds longer.
-So each draft has a control, too, like one of its timed arms, to whose seconds its costs are scaled (theory/costs.py).
+So each draft has a control, too, beside the timed arm that it is like; its costs are scaled to that (theory/costs.py).
 """
 
 import contextlib
@@ -156,7 +156,6 @@ def measure(
     ):
         for turn, (repeat, index) in enumerate(turns):
             twins = [own[turn % len(own)] for one in tools if (own := [arm for arm in arms if arm.draft == one.draft])]
-            # A control stands beside its twin: what the arm before has left in the processor's caches counts.
             asked = [one for arm in arms for one in (arm, replace(arm, method=CONTROL))[: 1 + (arm in twins)]]
             stream = repeat * 100_003 + index  # another one for every prompt and repeat, the same for every arm
             finished: list[tuple[Decoding, float]] = []
@@ -190,7 +189,8 @@ def _warm_up(
     bench.prepare(lengths, samplings, longest)
     # The first prompt, sampled if anything is; on CUDA graphs both, for what draws tokens is recorded, too.
     for sampling in samplings if bench.on_graphs else [max(samplings, key=lambda s: s.temperature)]:
-        tried = {arm: sorted(set(tools.get(arm, ()))) for arm in [*arms, *tools]}
+        controls = [replace(tool, method=CONTROL) for tool in tools]  # they need graph caches of their own
+        tried = {arm: sorted(set(tools.get(arm, ()))) for arm in [*arms, *tools, *controls]}
         take_turns([bench.decoding(arm, sampling, prompts[0], 0, budget, tried[arm]) for arm in tried])
     bench.taught.clear()
     timed = [prompts[index].ids.to(bench.setup.device) for index in mixed(prompts)[:COST_PROMPTS]]

@@ -42,7 +42,7 @@ def test_few_committed_records_are_rough():
     records = {path.stem: json.loads(path.read_text("utf-8")) for path in (ROOT / "results").glob("cpu-*.json")}
     keys, reach = ("temperature", "ratio", "low", "high"), {True: [], False: []}
     for name, record in records.items():
-        for part in (record, record.get("padded") or {}):
+        for part in (record, record.get("eager") or {}, record.get("padded") or {}):
             for entry in part.get("noise") or []:
                 noisy = bool(re.fullmatch(r"cpu-2-cores-c(-.00m)?", name))  # their pages say so
                 reach[noisy].append(attribution.reach(Noise(**{key: entry[key] for key in keys})))
