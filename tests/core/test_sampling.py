@@ -17,7 +17,7 @@ from torch import Tensor
 from draft_models import as_drawn
 from speclab.core.accept import accept, accept_from_logits
 from speclab.core.rounds import Draft
-from speclab.core.sampling import NOT_FINITE, Sampling, draw, draw_draft, draw_next, uniforms
+from speclab.core.sampling import NOT_FINITE, Sampling, draw, draw_draft, draw_next, probability, uniforms
 from tests.decoding import reference_probs
 
 NAN, INF = float("nan"), float("inf")
@@ -199,6 +199,15 @@ def test_damaged_rows_that_are_used_give_not_finite(stored):
 
 
 # --- randomness and the host ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, top_k=3)])
+def test_the_probability_of_a_drafted_token_is_the_drafts(sampling):
+    """Greedily at temperature 1: a draft stops where that is low."""
+    logits = torch.tensor([[0.5, 2.0, -1.0, 1.0]])
+    drawn = draw_draft(logits, sampling, torch.tensor([0.99], dtype=torch.float64))
+    probs = logits.softmax(-1) if sampling.greedy else sampling.probs(logits)
+    assert probability(logits, drawn) == pytest.approx(probs[0, drawn.token[0]].item())
 
 
 def test_uniforms_come_from_the_generator_and_from_nothing_else():
