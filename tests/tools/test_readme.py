@@ -43,7 +43,7 @@ BENCHMARKS = {  # by the last word of a record's name
 }
 # Records of programs that only the history has: what all records have is checked, and their pages stay as they are. Of
 # others, which no test reads, only the page is kept.
-OF_THE_PAST = {"cpu-2-cores-drawn", "cpu-2-cores-experts"}
+OF_THE_PAST = {"cpu-2-cores-drawn"}
 OF_THE_PAST |= {path.stem for path in (ROOT / "results").glob("cpu-2-cores-*wrong-servers.json")}
 RECORDS = sorted((ROOT / "results").glob("cpu-2-cores*.json"))
 WITH_A_PAGE = [path for path in RECORDS if path.with_suffix(".md").exists() and path.stem not in OF_THE_PAST]
