@@ -16,6 +16,7 @@ or only its depth. What a step takes:
 if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
+import io
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -37,8 +38,7 @@ K, LENGTH, AT, SHEET = TAKEN["draft_length"], TAKEN["tokens_per_step"], TAKEN["u
 PAGES, TOKENS, MOST = TAKEN["tokens_per_second_of_user"], 128, 512  # of a text; users
 STEPS = (("4096", "plain"), ("4096", "k = 7"), ("1024", "k = 7"))
 STYLES = [*figures.STYLES, (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3))]
-NAMES = ("plain", "k = 7", "by depth", "published", "auto", "oracle")
-RULES = dict(zip(NAMES, (FIXED, FIXED, PUBLISHED, PUBLISHED, OWN, ORACLE), strict=True))
+RULES = {"plain": FIXED, "k = 7": FIXED, "by depth": PUBLISHED, "published": PUBLISHED, "auto": OWN, "oracle": ORACLE}
 
 
 def machines() -> dict[str, StepCosts]:
@@ -123,8 +123,9 @@ def picture(by_users: dict[int, dict[str, Simulated]], costs: StepCosts, path: P
     figures.logarithmic(right, "x", [30, 50, 100, 200, 300], "{:g}")
     for axis, what in ((left, "one step"), (right, f"1 to {users} users")):
         figures.legend_above(axis, f"SIMULATION: {what}")
-    figure.savefig(path, dpi=figures.DPI, metadata={"Software": None})
-    return path
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=figures.DPI, metadata={"Software": None})
+    return write_whole(path, buffer.getvalue())
 
 
 @reports_problems
