@@ -11,7 +11,7 @@ import torch
 from hypothesis import settings
 
 from speclab.models import memory
-from speclab.present.pictures import figures
+from speclab.present import pictures
 from speclab.system import startup
 from speclab.theory import attribution
 from tests.llamas import VOCAB, tiny_llama
@@ -37,7 +37,7 @@ def quiet_machine(monkeypatch) -> None:
     """No test depends on what else runs here; none waits for large blocks or fine pictures."""
     monkeypatch.setattr(attribution, "FURTHEST", math.inf)
     monkeypatch.setattr(memory, "LARGE", 2**20)
-    monkeypatch.setattr(figures, "DPI", 40)
+    monkeypatch.setattr(pictures, "DPI", 40)
     monkeypatch.setattr(startup, "LOAD", 0.0)
 
 

@@ -12,8 +12,8 @@ from speclab.present import report, screen, tables
 from speclab.records.files import ComparisonRun, read
 from speclab.records.rows import AUTO, Row, lookup_shares
 from speclab.system.files import ROOT
+from speclab.theory.attribution import prediction_errors, prediction_rows
 from speclab.theory.formulas import book_formula, expected_tokens_per_round
-from speclab.theory.ladder import prediction_errors, prediction_rows
 
 RESULTS, PAIR = ROOT / "results", ROOT / "models" / "lab-pair"
 # Of the README's screen: rows, and a line about repetition.

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from solutions import ex09_stop_when_unsure as ex09
 from solutions import ex13_batch_knee as ex13
-from speclab.present.pictures import figures
-from speclab.present.pictures.figures import Figure, NullLocator, plt
+from speclab.present import pictures
+from speclab.present.pictures import Figure, NullLocator, plt
 from speclab.system.files import write_whole
 
-BLUE, ORANGE, GREEN, PINK, *_, BLACK = figures.COLOURS
+BLUE, ORANGE, GREEN, PINK, *_, BLACK = pictures.COLOURS
 GREY = "#BBBBBB"
 SOURCE = "computed by tools/chapter_pictures.py from the formulas of the chapter; nothing here is measured"
 
@@ -40,7 +40,7 @@ def worth() -> Figure:
     """Draw worth(n) of chapter 9, where a pass costs more from nine tokens on."""
     found = worths()
     now = found[len(DRAWN)]
-    figure, [axis] = figures.blank(1, 6.4, 3.9)
+    figure, [axis] = pictures.blank(1, 6.4, 3.9)
     axis.axhline(now, color=GREY, linewidth=1)
     axis.axvline(UP_TO - 0.5, color=BLACK, linewidth=1, linestyle=":")
     better = {n: value for n, value in found.items() if value > now}
@@ -50,7 +50,7 @@ def worth() -> Figure:
     axis.plot(list(worse), list(worse.values()), "s", color=ORANGE, label="longer, and worth less than stopping")
     axis.plot(list(better), list(better.values()), "^", color=BLUE, label="longer, and worth more")
     for n, value in found.items():
-        figures.note(axis, n, value, f"{value:.2f}", 6)
+        pictures.note(axis, n, value, f"{value:.2f}", 6)
     axis.annotate(
         f"a pass over {UP_TO + 1} tokens\ncosts {WIDE_PASS:g} steps, not {NARROW_PASS:g}",
         (UP_TO - 0.5, min(found.values())),
@@ -65,7 +65,7 @@ def worth() -> Figure:
     axis.margins(y=0.18)
     axis.set_xlabel("drafted tokens n")
     axis.set_ylabel("worth(n) = tokens(n) - rate x cost(n)")
-    figures.legend_above(axis, f"each token is accepted with 0.95 if all before it are; rate {RATE:g}")
+    pictures.legend_above(axis, f"each token is accepted with 0.95 if all before it are; rate {RATE:g}")
     return figure
 
 
@@ -86,13 +86,13 @@ def attained(n_tokens: int) -> float:
 
 
 def roofline() -> Figure:
-    figure, [axis] = figures.blank(1, 6.4, 3.9)
+    figure, [axis] = pictures.blank(1, 6.4, 3.9)
     axis.plot(WIDTHS, [attained(n) / 1e12 for n in WIDTHS], color=BLUE, label="a pass of the target")
     knee = knee_tokens()
     axis.axvline(knee, color=BLACK, linewidth=1, linestyle=":")
-    figures.note(axis, knee, 3, f"knee: {knee:g} tokens", 0, 6, ha="left")
+    pictures.note(axis, knee, 3, f"knee: {knee:g} tokens", 0, 6, ha="left")
     marks = {1: "one text", 5: "one text, k = 4", 150: "30 texts, k = 4", 300: "60 texts, k = 4"}
-    for (n, said), look, mark in zip(marks.items(), (BLACK, ORANGE, GREEN, PINK), figures.MARKERS, strict=False):
+    for (n, said), look, mark in zip(marks.items(), (BLACK, ORANGE, GREEN, PINK), pictures.MARKERS, strict=False):
         said = f"{said}: {1e3 * ex13.step_time(MACHINE, TARGET, n, 1, 0):.0f} ms"
         axis.plot([n], [attained(n) / 1e12], mark, color=look, label=said, zorder=3)
     axis.set_xscale("log", base=2)
@@ -107,7 +107,7 @@ def roofline() -> Figure:
     axis.text(9, 9, "as fast as weights are read", fontsize=8, color="#555555")
     axis.text(420, 340, "arithmetic", fontsize=8, color="#555555")
     axis.set_ylim(top=500)
-    figures.legend_above(axis, "2e12 bytes, 300e12 operations a second; 8e9 weights")
+    pictures.legend_above(axis, "2e12 bytes, 300e12 operations a second; 8e9 weights")
     return figure
 
 
@@ -125,6 +125,6 @@ def draw(folder: Path, name: str) -> Path:
     figure = PICTURES[name][1]()
     figure.supxlabel(SOURCE, fontsize=7, color="#555555")
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=figures.DPI, metadata={"Software": None})
+    figure.savefig(buffer, format="png", dpi=pictures.DPI, metadata={"Software": None})
     plt.close(figure)
     return write_whole(folder / f"{name}.png", buffer.getvalue())

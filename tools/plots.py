@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from speclab.cli import parsing
-from speclab.present.pictures import plots
+from speclab.present.pictures import comparison
 from speclab.records.files import ComparisonRun, read
 from speclab.system.errors import reports_problems
 from speclab.system.files import ROOT, write_all
@@ -34,7 +34,7 @@ def shown() -> set[str]:
 
 def pictures(path: Path, folder: Path) -> list[functools.partial[Any]]:
     """Functions that draw the pictures of one record into `folder`; none for the record of a benchmark."""
-    return plots.comparison(read(path, ComparisonRun), folder, path.stem) if "rows" in read(path, dict) else []
+    return comparison(read(path, ComparisonRun), folder, path.stem) if "rows" in read(path, dict) else []
 
 
 @reports_problems

@@ -18,8 +18,7 @@ from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
 from speclab.models import padding
 from speclab.models.loading import LAB_TARGET
-from speclab.present import report
-from speclab.present.pictures import plots
+from speclab.present import pictures, report
 from speclab.present.screen import screen, timed
 from speclab.records.files import ComparisonRun, Head, to_json
 from speclab.records.rows import AUTO
@@ -53,7 +52,7 @@ def run(docstring: str, argv: list[str] | None, functions: LoopFunctions | None 
     where = [f"everything else: {shown(output.result('.md'))}", *["why not faster? docs/why-not-faster.md"] * IS_CLONE]
     text = functools.partial(screen, record, args.brief, where)
     page = functools.partial(report.page, record, output.name)
-    show(output, record, text, page, plots.comparison(record, output.plots, output.name))
+    show(output, record, text, page, pictures.comparison(record, output.plots, output.name))
     return max(map(exit_code, measured))
 
 

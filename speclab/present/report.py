@@ -8,7 +8,7 @@ from speclab.present.screen import noise_lines, provenance, screen, target_name
 from speclab.present.tables import Block, Cell, Heading, Lines, Markdown, Table, cells, number, prediction, speedup
 from speclab.records.files import ComparisonRun
 from speclab.records.rows import AUTO, Row, lookup_shares
-from speclab.theory.ladder import EFFECTS, PREDICTORS, factors, prediction_errors, prediction_rows
+from speclab.theory.attribution import EFFECTS, PREDICTORS, factors, prediction_errors, prediction_rows
 
 COSTS = (
     "c, v and o are costs in decode steps of the target: of a drafted token, a pass over k + 1 tokens, the rest of a "
@@ -36,7 +36,7 @@ def page(run: ComparisonRun, name: str) -> str:
 
 
 def _pictures(run: ComparisonRun, name: str) -> list[Block]:
-    """Show those of present/pictures/plots.py; the parts of a run have none of their own."""
+    """Show those of present/pictures.py; the parts of a run have none of their own."""
     shown = {
         "limits": LIMITS if len(run.parts) == 3 else "",
         "speedup": "speedup by draft and k" if any(row.draft for row in run.rows) else "",

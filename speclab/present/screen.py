@@ -12,7 +12,7 @@ from speclab.present.tables import Block, Heading, Lines, Table, cells, interval
 from speclab.records.files import ComparisonRun, Head, LabRun
 from speclab.records.rows import AUTO, Facts, Noise, Row
 from speclab.theory import attribution
-from speclab.theory.ladder import factors
+from speclab.theory.attribution import factors
 
 LAB = "lab pair"
 LARGEST_FACTOR = 99  # that a line names; beyond it the size no longer matters

@@ -26,7 +26,7 @@ from speclab.lab.instruments import LoopFunctions
 from speclab.lab.known_texts import accept_probs, calibrated
 from speclab.models.prompts import Prompt
 from speclab.records.rows import BASELINE, Arm
-from speclab.theory import ladder
+from speclab.theory import attribution
 from speclab.theory.forecast import forecast
 from tests.decoding import plain_text, speculative_rounds
 from tests.lab.test_harness import Machine, make_bench, make_prompt
@@ -242,7 +242,7 @@ def test_on_a_machine_that_keeps_its_prices_predictions_are_measurements(priced)
             assert row.forecast == pytest.approx(row.speedup, rel=1e-9), (row.method, row.draft_length)
             assert row.forecast_tokens_per_round == pytest.approx(row.tokens_per_round, rel=1e-9)
         if row.ladder and row.temperature == 0:
-            assert ladder.factors(row)["all else"] == pytest.approx(1.0, rel=1e-9)
+            assert attribution.factors(row)["all else"] == pytest.approx(1.0, rel=1e-9)
     models = [row for row in speculative if row.method == "model" and row.draft_length > 1]
     assert all(row.ladder for row in models)
     assert any(abs(row.forecast / row.speedup - 1) > 1e-3 for row in models if row.temperature)

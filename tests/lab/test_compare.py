@@ -13,7 +13,7 @@ from speclab.cli import compare as command
 from speclab.core.sampling import Sampling
 from speclab.lab import comparison
 from speclab.lab.bench import Bench
-from speclab.present.pictures import plots
+from speclab.present import pictures
 from speclab.records import files
 from speclab.records.files import SCHEMA_VERSION
 from speclab.system import startup
@@ -143,7 +143,7 @@ def test_an_output_that_is_full_or_gone_loses_no_file(run, monkeypatch, error):
 
 
 def test_a_fault_in_what_a_picture_shows_loses_no_table_and_no_record(run, monkeypatch, tmp_path):
-    monkeypatch.setattr(plots, "_why", lambda rows: 1 / 0)
+    monkeypatch.setattr(pictures, "_why", lambda rows: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run(*GREEDY)
     assert "speedup" in (tmp_path / "results" / "local.md").read_text()

@@ -6,8 +6,8 @@ from dataclasses import replace
 from speclab.records.files import SCHEMA_VERSION, ComparisonRun
 from speclab.records.rows import Noise, Row, Rung
 from speclab.system.files import ROOT
+from speclab.theory.attribution import EFFECTS, RUNGS
 from speclab.theory.formulas import book_formula, expected_tokens_per_round, leviathan_speedup
-from speclab.theory.ladder import EFFECTS, RUNGS
 
 RECORDS = {path: json.loads(path.read_text()).keys() for path in sorted((ROOT / "results").glob("*.json"))}
 COMPARISONS = [path for path, entries in RECORDS.items() if {"correctness", "costs"} <= entries]  # that are committed

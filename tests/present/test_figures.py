@@ -5,18 +5,17 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from speclab.present import report, screen
-from speclab.present.pictures import figures, plots
-from speclab.present.pictures.figures import Panel, Series, draw, plain
+from speclab.present import pictures, report, screen
+from speclab.present.pictures import Panel, Series, draw, plain
 from speclab.records.rows import BASELINE, Arm, Decoded, Noise, RoundCounts, lookup_shares
-from speclab.theory import attribution, ladder
+from speclab.theory import attribution
 from tests.present.made import bare, make_row, make_run, three_regimes
 
 
 @pytest.fixture(autouse=True)
 def closed():
     yield
-    figures.plt.close("all")
+    pictures.plt.close("all")
 
 
 def test_values_without_an_interval_get_no_bar_and_stay_inside():
@@ -41,9 +40,9 @@ def test_a_picture_says_where_its_speeds_are_rough(ratio, tmp_path, monkeypatch)
     monkeypatch.setattr(attribution, "FURTHEST", 1.1)
     run = make_run(lengths=(4,), temperatures=(0.0,), kinds=())
     run = replace(run, noise=[Noise(temperature=0.0, ratio=ratio, low=None, high=None)])
-    figure = plots._why(run.rows)
+    figure = pictures._why(run.rows)
     own = figure.get_suptitle()
-    figures.save(figure, run, tmp_path, "why")
+    pictures.save(figure, run, tmp_path, "why")
     said = "ROUGH: the baseline, timed twice in the same turns, may differ from itself by a factor of up to 1.30\n"
     assert own
     assert figure.get_suptitle() == said * (ratio > 1.1) + own
@@ -68,13 +67,13 @@ def test_any_name_can_stand_in_a_picture_and_its_legend(name):
 def test_the_waterfall_ends_where_the_measurement_begins():
     """The bars as they are drawn: each begins where the last one ended, the last factor ends at the measured value."""
     row = make_row()
-    (axis,) = plots._why([make_row(k=2), row, make_row("hybrid", ladder=None)]).axes
+    (axis,) = pictures._why([make_row(k=2), row, make_row("hybrid", ladder=None)]).axes
     spans = [sorted((b.get_x(), b.get_x() + b.get_width())) for b in axis.patches if b.get_fill()]
     texts = [t.get_text() for t in axis.texts]
-    assert len(spans) == len(texts) == len(ladder.EFFECTS) + 3
+    assert len(spans) == len(texts) == len(attribution.EFFECTS) + 3
     assert spans[0] == pytest.approx([1, row.book_formula])
     end = row.book_formula
-    for (low, high), factor in zip(spans[1:-2], ladder.factors(row).values(), strict=True):
+    for (low, high), factor in zip(spans[1:-2], attribution.factors(row).values(), strict=True):
         assert (low, high) == pytest.approx(sorted((end, end * factor)))
         end *= factor
     assert spans[-2] == pytest.approx(sorted((1, row.speedup)))
@@ -88,7 +87,7 @@ def test_measured_values_are_markers_and_predictions_are_lines():
     of its own; a line for each prediction of the others."""
     rows = [make_row(k=k) for k in (2, 4)]
     rows.append(make_row("model auto", 8, book_formula=None))
-    (axis,) = figures.draw(plots.speedup_panels([replace(make_run(), rows=rows)])).axes
+    (axis,) = pictures.draw(pictures.speedup_panels([replace(make_run(), rows=rows)])).axes
     (measured,) = [line for line in axis.lines if line.get_label() == "model"]
     assert (measured.get_marker(), measured.get_linestyle()) == ("o", "None")
     assert list(measured.get_xdata()) == [2, 4, 6]
@@ -106,18 +105,18 @@ def test_measured_values_are_markers_and_predictions_are_lines():
 
 def test_pictures_are_written_and_left_out_where_there_is_nothing_to_show(tmp_path):
     run = make_run(temperatures=(0.0,), lengths=(2, 4))
-    written = [write() for write in plots.comparison(run, tmp_path, "x")]
+    written = [write() for write in pictures.comparison(run, tmp_path, "x")]
     assert [path.name for path in written] == ["x-speedup.png", "x-why.png"]
     for path in written:
         with Image.open(path) as picture:
-            assert picture.width > 4 * figures.DPI
+            assert picture.width > 4 * pictures.DPI
             assert len(picture.convert("L").getcolors(256)) > 20
     uncalibrated = replace(run, rows=[bare(row) for row in run.rows])
-    left = [path.name for write in plots.comparison(uncalibrated, tmp_path, "y") if (path := write())]
+    left = [path.name for write in pictures.comparison(uncalibrated, tmp_path, "y") if (path := write())]
     assert left == ["y-speedup.png"]
-    assert not any(write() for write in plots.comparison(make_run(methods=()), tmp_path, "z"))
-    assert plots.comparison(three_regimes(), tmp_path, "w")[-1]().name == "w-limits.png"
-    assert not figures.plt.get_fignums(), "a figure was left open"
+    assert not any(write() for write in pictures.comparison(make_run(methods=()), tmp_path, "z"))
+    assert pictures.comparison(three_regimes(), tmp_path, "w")[-1]().name == "w-limits.png"
+    assert not pictures.plt.get_fignums(), "a figure was left open"
 
 
 def test_each_part_of_a_run_has_a_panel_and_a_share_of_lookups():
@@ -128,10 +127,10 @@ def test_each_part_of_a_run_has_a_panel_and_a_share_of_lookups():
     run = replace(three_regimes(), raw=[code, prose])
     assert lookup_shares(run.raw) == {("hybrid", 4, 0.0): {"all": 0.25, "code": 0.5, "prose": 0.0}}
     assert lookup_shares([prose, Decoded.begin(BASELINE, 0.0, 0, "code", 9)]) == {}
-    titles = [panel.title for panel in plots.speedup_panels(run.parts)]
+    titles = [panel.title for panel in pictures.speedup_panels(run.parts)]
     greedy = [f"{name}, T = 0 (greedy)" for name in ("lab pair, eager", "lab pair", "lab:200m")]
     assert titles == [*greedy, "lab pair, T = 0.8 (sampling)"]
-    _, shares = plots._limits(run.parts).axes
+    _, shares = pictures._limits(run.parts).axes
     assert [(bar.get_height(), bar.get_hatch()) for bar in shares.patches] == [(0.25, "//")]
     assert "| hybrid | 4 | 0 | 25% |  50% |    0% |" in report.page(run, "x")
 
@@ -139,7 +138,7 @@ def test_each_part_of_a_run_has_a_panel_and_a_share_of_lookups():
 def test_the_limits_are_tokens_a_second_of_whole_passes():
     """Of each run: m tokens of a pass over m tokens, in v(m) decode steps; and m times what reading allows."""
     run = replace(make_run(temperatures=(0.0,), lengths=(2, 4)), bandwidth=2e10, weight_bytes=10**8)
-    (axis,) = plots._limits([run]).axes
+    (axis,) = pictures._limits([run]).axes
     [measured] = [line for line in axis.lines if line.get_linestyle() == "-" and len(line.get_xdata()) > 1]
     [allowed] = [line for line in axis.lines if line.get_linestyle() == ":"]
     baseline = next(row for row in run.rows if row.method == "baseline")

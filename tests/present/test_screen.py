@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from speclab.present import report, screen, tables
 from speclab.records import files
 from speclab.records.files import ComparisonRun
-from speclab.theory import attribution, ladder
+from speclab.theory import attribution
+from speclab.theory.attribution import EFFECTS, factors
 from speclab.theory.formulas import book_formula, expected_tokens_per_round
-from speclab.theory.ladder import EFFECTS, factors
 from tests.approved import is_approved
 from tests.present.made import COMPARISONS, KINDS, USUAL, bare, make_row, make_run, plain_row, three_regimes
 
@@ -180,7 +180,7 @@ def test_errors_have_the_right_median_and_maximum():
     """Measured 2 everywhere; the signs must not cancel."""
     forecasts = (2.2, 1.8, 2.6, None)  # +10 %, -10 %, +30 %
     rows = [replace(bare(make_row(speedup=2.0)), forecast=f, book_formula=1.0) for f in forecasts]
-    found = ladder.prediction_errors(rows)
+    found = attribution.prediction_errors(rows)
     assert found["forecast"] == {"n": 3, "median": pytest.approx(0.1), "max": pytest.approx(0.3)}
     assert found["book_formula"] == {"n": 4, "median": pytest.approx(0.5), "max": pytest.approx(0.5)}
     assert "accounting" not in found
@@ -190,11 +190,11 @@ def test_errors_have_the_right_median_and_maximum():
 
 def test_each_prompt_counts_once_in_the_errors():
     rows = [*make_run(temperatures=(0.0,)).rows, make_row(kind="not looping")]
-    assert {r.prompt_kind for r in ladder.prediction_rows(rows)} == set(KINDS)
-    assert len(ladder.prediction_rows(rows)) == 24
+    assert {r.prompt_kind for r in attribution.prediction_rows(rows)} == set(KINDS)
+    assert len(attribution.prediction_rows(rows)) == 24
     whole = [r for r in rows if r.prompt_kind in ("all", "not looping")]
-    assert {r.prompt_kind for r in ladder.prediction_rows(whole)} == {"all"}
-    assert all(r.draft for r in ladder.prediction_rows(whole))
+    assert {r.prompt_kind for r in attribution.prediction_rows(whole)} == {"all"}
+    assert all(r.draft for r in attribution.prediction_rows(whole))
 
 
 def test_a_prediction_stands_with_its_error():

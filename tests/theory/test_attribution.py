@@ -13,7 +13,7 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import Round
 from speclab.lab.rows import row_of
 from speclab.records.rows import BASELINE, Arm, Decoded, RoundCounts
-from speclab.theory import ladder
+from speclab.theory import attribution
 from speclab.theory.attribution import predictions, price
 from speclab.theory.costs import Costs, catch_ups
 from speclab.theory.forecast import AcceptProbs, forecast
@@ -191,7 +191,7 @@ def test_every_rung_is_its_formula(k):
     ]
     assert row.cost_model == pytest.approx(tau / (draft + verify + overhead))
     assert row.leviathan == pytest.approx(tau / (1 + k * row.draft_cost))
-    assert math.prod(ladder.factors(row).values()) == pytest.approx(row.speedup / row.book_formula)
+    assert math.prod(attribution.factors(row).values()) == pytest.approx(row.speedup / row.book_formula)
     assert row.forecast == pytest.approx(steps / real)
 
 

@@ -24,7 +24,7 @@ from speclab.extensions.batch.decoding.drafters import check_drafter
 from speclab.extensions.batch.measure import compare_batches
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
-from speclab.present.pictures import plots
+from speclab.present import pictures
 from speclab.present.screen import screen
 from speclab.records.rows import AUTO
 from speclab.system.errors import reports_problems
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     record, measured = compare_batches(config, args.sizes, args.load)
     text = functools.partial(screen, record, where=shown.lines(record))
     page = functools.partial(shown.page, record, output.name)
-    show(output, record, text, page, plots.comparison(record, output.plots, output.name))
+    show(output, record, text, page, pictures.comparison(record, output.plots, output.name))
     return exit_code(measured)  # raises what ended the run early, if that can be mended
 
 

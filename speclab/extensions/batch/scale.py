@@ -26,7 +26,7 @@ import numpy as np
 from speclab.cli import parsing
 from speclab.extensions.batch.decoding.budget import OWN, PUBLISHED, Budget, StepCosts
 from speclab.extensions.batch.expectations import FIXED, ORACLE, Simulated, Trace, simulate
-from speclab.present.pictures import figures
+from speclab.present import pictures
 from speclab.present.tables import Block, Cell, Heading, Table, show
 from speclab.records.files import read
 from speclab.system.errors import reports_problems
@@ -37,7 +37,7 @@ TAKEN = read(ROOT / "results" / "batch-scale.json", dict)
 K, LENGTH, AT, SHEET = TAKEN["draft_length"], TAKEN["tokens_per_step"], TAKEN["users"], TAKEN["sheet"]
 PAGES, TOKENS, MOST = TAKEN["tokens_per_second_of_user"], 128, 512  # of a text; users
 STEPS = (("4096", "plain"), ("4096", "k = 7"), ("1024", "k = 7"))
-STYLES = [*figures.STYLES, (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3))]
+STYLES = [*pictures.STYLES, (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3))]
 RULES = {"plain": FIXED, "k = 7": FIXED, "by depth": PUBLISHED, "published": PUBLISHED, "auto": OWN, "oracle": ORACLE}
 
 
@@ -103,11 +103,11 @@ def page(found: dict[str, dict[int, dict[str, Simulated]]]) -> list[Block]:
 
 def picture(by_users: dict[int, dict[str, Simulated]], costs: StepCosts, path: Path) -> Path:
     """Draw the survival of the tokens of one step with what is verified, and throughput against a user's speed."""
-    users, (figure, (left, right)) = max(by_users), figures.blank(2, 5.6, 4.6)
+    users, (figure, (left, right)) = max(by_users), pictures.blank(2, 5.6, 4.6)
     accepts = drawn(users, 1)[:, 0].tolist()
     survival = np.sort(np.cumprod(accepts, axis=1), axis=None)[::-1]
     left.plot(survival, color="black", label=f"{users} users, {K} tokens each")
-    for (rule, kind), color, style in zip(RULES.items(), figures.COLOURS, STYLES, strict=False):
+    for (rule, kind), color, style in zip(RULES.items(), pictures.COLOURS, STYLES, strict=False):
         of_all, of_user, _ = zip(*(of_rules[rule] for of_rules in by_users.values()), strict=True)
         right.plot(of_user, of_all, linestyle=style, color=color, label=rule)
         if rule in ("published", "auto"):
@@ -116,15 +116,15 @@ def picture(by_users: dict[int, dict[str, Simulated]], costs: StepCosts, path: P
             budget.accepts, budget.rate = accepts, of_all[-1]
             n = sum(budget.lengths())
             left.axvline(n, linestyle=style, color=color, label=f"{rule}: {n} verified, down to {survival[n - 1]:.2f}")
-    for (rule, rates), marker in zip(PAGES["graphs 4096"].items(), figures.MARKERS, strict=False):
+    for (rule, rates), marker in zip(PAGES["graphs 4096"].items(), pictures.MARKERS, strict=False):
         right.plot(rates, np.multiply(AT, rates), marker, color="black", markersize=4, label=f"vLLM, {rule}")
     left.set(xlabel="drafted tokens of one step, the surest first", ylabel="survival")
     right.set(xlabel="tokens a second of a user", ylabel="tokens a second of all users")
-    figures.logarithmic(right, "x", [30, 50, 100, 200, 300], "{:g}")
+    pictures.logarithmic(right, "x", [30, 50, 100, 200, 300], "{:g}")
     for axis, what in ((left, "one step"), (right, f"1 to {users} users")):
-        figures.legend_above(axis, f"SIMULATION: {what}")
+        pictures.legend_above(axis, f"SIMULATION: {what}")
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=figures.DPI, metadata={"Software": None})
+    figure.savefig(buffer, format="png", dpi=pictures.DPI, metadata={"Software": None})
     return write_whole(path, buffer.getvalue())
 
 

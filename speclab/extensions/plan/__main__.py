@@ -29,9 +29,8 @@ from speclab.lab.known_texts import ProbsOfText, calibrated, probs_of_texts
 from speclab.lab.output_checks import exit_code
 from speclab.lab.rows import noise_floors
 from speclab.lab.run_config import RunConfig
-from speclab.present import tables
-from speclab.present.pictures import figures
-from speclab.present.pictures.figures import STYLES, Panel, Series, draw, plain
+from speclab.present import pictures, tables
+from speclab.present.pictures import STYLES, Panel, Series, draw, plain
 from speclab.present.report import COSTS
 from speclab.present.screen import noise_lines, provenance, remarks, rough_line
 from speclab.present.tables import Block, Cell, Lines, Markdown, Table, cells, speedup, temperature_name
@@ -212,7 +211,7 @@ def picture(run: PlanRun, folder: Path, name: str) -> Path:
         label = fact.method + f", T = {fact.temperature:g}" * (fact.temperature > 0)
         found = plain((entry.draft_length, entry.speedup) for entry in _of_draft(run, fact))
         series.append(Series(f"{label}, expected", found, i, STYLES[i % 2]))
-    return figures.save(draw([Panel(series, "draft length k")], 6.8, 4.8), run, folder, name)
+    return pictures.save(draw([Panel(series, "draft length k")], 6.8, 4.8), run, folder, name)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -39,8 +39,7 @@ from speclab.lab.output_checks import exit_code
 from speclab.lab.rows import noise_floors
 from speclab.lab.run_config import RunConfig
 from speclab.models.prompts import Prompt
-from speclab.present import tables
-from speclab.present.pictures import figures
+from speclab.present import pictures, tables
 from speclab.present.report import COSTS
 from speclab.present.screen import noise_lines, provenance, remarks, rough_line
 from speclab.present.tables import CELLS, Cell, Heading, Lines, Markdown, Table, interval, number, prediction
@@ -48,7 +47,7 @@ from speclab.records.files import LabRun
 from speclab.records.rows import Facts, Noise, Row
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note
-from speclab.theory.ladder import PREDICTORS
+from speclab.theory.attribution import PREDICTORS
 
 ALL = "all"
 CONTEXTS = (128, 256, 512, 1024, 1800)  # prompt tokens
@@ -284,17 +283,17 @@ def picture(sweep: SweepRun, folder: Path, name: str) -> Path:
         elif sweep.sweep == "acceptance":
             by_alpha, ticks = by_acceptance(of_curve), {i / 5: f"{i / 5:g}" for i in range(6)}
             places, points = list(by_alpha), list(by_alpha.values())
-        series = [figures.Series("measured", dict(zip(places, map(figures.with_interval, points), strict=True)))]
+        series = [pictures.Series("measured", dict(zip(places, map(pictures.with_interval, points), strict=True)))]
         for key, line, look, style in PREDICTED[-n:]:
-            values = figures.plain(zip(places, map(operator.attrgetter(key), points), strict=True))
-            series.append(figures.Series(line, values, look, style))
-        panels.append(figures.Panel(series, axis, tables.short(label, 16), ticks or None, log=not ticks))
-    figure = figures.draw(panels, 8.0 if len(panels) == 1 else 4.6) if sweep.points else figures.Figure()
-    return figures.save(figure, sweep, folder, name)
+            values = pictures.plain(zip(places, map(operator.attrgetter(key), points), strict=True))
+            series.append(pictures.Series(line, values, look, style))
+        panels.append(pictures.Panel(series, axis, tables.short(label, 16), ticks or None, log=not ticks))
+    figure = pictures.draw(panels, 8.0 if len(panels) == 1 else 4.6) if sweep.points else pictures.Figure()
+    return pictures.save(figure, sweep, folder, name)
 
 
 PREDICTED = (  # a column that predicts the speedup, its label, colour and style
-    ("book_formula", figures.BOOK, 1, ":"),
+    ("book_formula", pictures.BOOK, 1, ":"),
     ("leviathan", "Leviathan, with c", 3, "-."),
     ("cost_model", "cost model", 2, "--"),
     ("forecast", "forecast", 5, "-"),

@@ -355,7 +355,7 @@ def test_the_baseline_is_rated_by_exercise_zero(script):
 def comparison(script, pair_folder, tmp_path, monkeypatch):
     """compare.py on the tiny pair and two prompts, without pictures.  -> exit code, stdout, stderr, record"""
     monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "x + 1, x + 1,")])
-    monkeypatch.setattr("speclab.present.pictures.plots.comparison", lambda *args: [])
+    monkeypatch.setattr("speclab.present.pictures.comparison", lambda *args: [])
 
     def call(modules, *words, package="exercises"):
         size = ["--limit", "1", "--max-new-tokens", "12", "--repeats", "1", "--out-dir", str(tmp_path)]
