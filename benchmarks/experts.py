@@ -33,7 +33,7 @@ from speclab.cli import flags, parsing
 from speclab.core.sampling import GREEDY
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
-from speclab.models.checking.checks import check_model
+from speclab.models.checks import check_model
 from speclab.models.memory import USABLE, free_memory, weights_read
 from speclab.models.setup import Setup
 from speclab.present.tables import Block, Cell, Lines, Table, number

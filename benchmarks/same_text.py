@@ -28,7 +28,7 @@ from speclab.drafts import registry
 from speclab.lab.bench import Bench
 from speclab.lab.harness import take_turns
 from speclab.lab.known_texts import accept_probs
-from speclab.models.checking.rounding import Reference
+from speclab.models.checks import Reference
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present.tables import Block, Cell, Lines, Table, number

@@ -12,9 +12,8 @@ from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.engines.cuda import graphs
 from speclab.engines.cuda.cuda_graphs import GraphedModel
-from speclab.models import engine_choice, loading
+from speclab.models import checks, engine_choice, loading
 from speclab.models.cached import CachedModel
-from speclab.models.checking import rounding
 from speclab.theory import losslessness
 from tests.decoding import plain_text, speculative_rounds
 from tests.tiny_models import FAMILIES, VOCAB, perturbed, tiny
@@ -110,7 +109,7 @@ def test_two_decodings_side_by_side_over_many_buckets():
     graphed = GraphedModel(model)
     prompts = [PROMPT.cuda(), PROMPT.flip(1).cuda()]
     right = [plain_text(CachedModel(model), prompt, 600) for prompt in prompts]
-    reference = rounding.Reference(model)
+    reference = checks.Reference(model)
     for _ in range(2):  # the second time with the graph caches and graphs of the first
         models = [CachedModel(model, fast=graphed) for _ in prompts]
         running = [autoregressive_decode(m, p, DecodeSettings(600)) for m, p in zip(models, prompts, strict=True)]

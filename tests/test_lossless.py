@@ -23,9 +23,9 @@ from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, Round, toke
 from speclab.core.sampling import Sampling, draw
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.engines import eager, parts
+from speclab.models import checks
 from speclab.models.cached import CachedModel
-from speclab.models.checking import rounding
-from speclab.models.checking.rounding import Reference
+from speclab.models.checks import Reference
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence
 from tests.decoding import ScriptedTarget, plain_text, speculative_rounds
@@ -486,7 +486,7 @@ def test_the_judge_leaves_out_ids_that_are_never_emitted():
 
 @pytest.mark.parametrize(("free", "higher"), [(10**12, torch.float32), (1000, torch.bfloat16), (None, torch.float32)])
 def test_without_room_for_a_copy_in_higher_precision_the_models_own_logits_stand_for_it(monkeypatch, free, higher):
-    monkeypatch.setattr(rounding, "free_memory", lambda device: free)
+    monkeypatch.setattr(checks, "free_memory", lambda device: free)
     reference = Reference(tiny("llama", dtype=torch.bfloat16))
     assert reference._higher is reference._higher
     assert reference._higher.dtype == higher

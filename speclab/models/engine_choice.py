@@ -12,8 +12,8 @@ from speclab.engines.c_pass import CModel
 from speclab.engines.cuda import cuda_graphs
 from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.engines.parts import parts_of
+from speclab.models import checks
 from speclab.models.cached import CachedModel
-from speclab.models.checking import checks
 from speclab.models.family import NoFastBackend, family_of
 from speclab.models.memory import USABLE, free_memory, why_eager
 from speclab.system.errors import first_line

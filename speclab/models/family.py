@@ -3,7 +3,7 @@
 `Family` itself stands for a decoder alone, whose layers keep keys and values of each token, so that a rollback drops
 the last ones. An extension adds a family with other passes, another cache or another room: FAMILY of its
 model_family.py, an object of a subclass. What no family claims is treated as a decoder alone, and
-speclab/models/checking/checks.py proves whether it is one.
+speclab/models/checks.py proves whether it is one.
 """
 
 import weakref

@@ -1,7 +1,7 @@
 """From a folder or a hub name to a model that is safe to run and fit for cached decoding, or one line of refusal.
 
 Nothing that comes from outside is trusted: no code of a model folder is run, pickled weights may hold tensors only,
-and the library cannot ask anybody anything. A model must have all of its weights and pass checking/checks.py.
+and the library cannot ask anybody anything. A model must have all of its weights and pass checks.py.
 """
 
 import functools
@@ -26,7 +26,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from speclab.models import padding
-from speclab.models.checking.checks import check_model
+from speclab.models.checks import check_model
 from speclab.models.family import Family, family_for
 from speclab.models.memory import why_eager
 from speclab.system import extensions

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.models import engine_choice, loading
 from speclab.models.cached import CachedModel
-from speclab.models.checking.rounding import Reference
+from speclab.models.checks import Reference
 from speclab.models.pieces import Pieces, added
 from speclab.models.prompts import Prompt
 from speclab.system.terminal import note

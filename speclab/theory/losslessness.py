@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from speclab.core.sampling import Sampling
-from speclab.models.checking.rounding import Reference
+from speclab.models.checks import Reference
 
 Z_BOUND = 4.9  # two-sided false-alarm rate 1e-6 for one statistic
 CHUNK = 32  # places at a time

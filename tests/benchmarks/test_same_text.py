@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks import same_text
 from speclab.models.cached import CachedModel
-from speclab.models.checking.rounding import Reference
+from speclab.models.checks import Reference
 from speclab.present.tables import show
 from speclab.records import files
 from tests.decoding import plain_text

@@ -9,10 +9,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, BartConfig, BartForConditionalGeneration, PreTrainedConfig
 
 from speclab.engines import eager
-from speclab.models import family, loading
+from speclab.models import checks, family, loading
 from speclab.models.cached import CachedModel
-from speclab.models.checking import rounding
-from speclab.models.checking.checks import bound, check_model, random_text, uncached_logits, unexplained
+from speclab.models.checks import check_model, explained, random_text, uncached_logits, unexplained
 from speclab.models.family import DECODER_ONLY, Family, configured_room
 from speclab.models.memory import is_mixture_of_experts
 from speclab.system import extensions
@@ -144,7 +143,7 @@ def deep():
     sizes = {"num_hidden_layers": 24, "num_attention_heads": 4, "head_dim": 16, "hidden_size": 64, "vocab_size": 300}
     model = made("llama", **sizes, initializer_range=0.15)
     with torch.no_grad():
-        model.lm_head.weight *= 25 / rounding.spread(uncached_logits(model, random_text(model)))
+        model.lm_head.weight *= 25 / checks.spread(uncached_logits(model, random_text(model)))
     return model
 
 
@@ -152,7 +151,7 @@ def test_a_deep_model_is_proved_and_its_mistakes_are_seen(monkeypatch):
     """Rounding moves its logits further, and the bound of rounding stays far from what a mistake moves them by."""
     model, crop = deep(), eager.EagerBackend.crop
     right = uncached_logits(model, random_text(model))
-    assert bound(model, right) < 1e-3 * rounding.spread(right)
+    assert explained(model, right) < 1e-3 * checks.spread(right)
     check_model(model)
     monkeypatch.setattr(eager.EagerBackend, "crop", lambda self, n, length: crop(self, max(n - 1, 0), length))
     with pytest.raises(EnvironmentProblem, match="cannot be rolled back"):
@@ -162,13 +161,13 @@ def test_a_deep_model_is_proved_and_its_mistakes_are_seen(monkeypatch):
 def test_the_bound_counts_real_logits_only():
     """A model may mask tokens with its dtype's lowest number: that must not make the bound infinite."""
     logits = torch.tensor([[1.0, -4.0, torch.finfo(torch.float32).min, -torch.inf]])
-    unit = rounding.UNITS[torch.float32] * torch.finfo(torch.float32).eps
-    assert rounding.bound(logits) == 4 * unit
-    assert rounding.bound(logits, 30) == 30 * 4 * unit, "each layer adds rounding"
+    unit = checks.UNITS[torch.float32] * torch.finfo(torch.float32).eps
+    assert checks.bound(logits) == 4 * unit
+    assert checks.bound(logits, 30) == 30 * 4 * unit, "each layer adds rounding"
     moved = logits.clone()
     moved[0, 0] = 1.5
-    assert rounding.differences(moved, logits).tolist() == [[0.5, 0, 0, 0]]
-    assert rounding.bound(torch.full((1, 2), -torch.inf)) == 0
+    assert checks.differences(moved, logits).tolist() == [[0.5, 0, 0, 0]]
+    assert checks.bound(torch.full((1, 2), -torch.inf)) == 0
 
 
 LONG = {"rope_type": "longrope", "original_max_position_embeddings": 64}

@@ -12,8 +12,7 @@ from draft_models import ModelDrafter
 from speclab.core.rounds import tokens_of
 from speclab.models import engine_choice, loading
 from speclab.models.cached import CachedModel
-from speclab.models.checking.checks import check_model
-from speclab.models.checking.rounding import Reference
+from speclab.models.checks import Reference, check_model
 from speclab.models.family import family_of
 from speclab.theory.losslessness import judge_divergence
 from tests.decoding import plain_text, speculative_rounds

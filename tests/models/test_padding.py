@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 from speclab.lab.decodings import library_generate
 from speclab.models import loading, memory, padding, prompts
 from speclab.models.cached import CachedModel
-from speclab.models.checking.checks import check_model
+from speclab.models.checks import check_model
 from speclab.models.padding import Shape
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests.decoding import plain_text

@@ -11,7 +11,7 @@ from draft_models import ModelDrafter
 from speclab.core.sampling import Sampling
 from speclab.models import engine_choice, loading
 from speclab.models.cached import CachedModel
-from speclab.models.checking.rounding import Reference
+from speclab.models.checks import Reference
 from tests.decoding import plain_text, speculative_rounds
 from tests.llamas import tiny_llama
 from tests.tiny_models import perturbed

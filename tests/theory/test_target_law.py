@@ -10,9 +10,9 @@ from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
+from speclab.models import checks
 from speclab.models.cached import CachedModel
-from speclab.models.checking import rounding
-from speclab.models.checking.rounding import Reference
+from speclab.models.checks import Reference
 from speclab.models.family import distributions
 from speclab.theory.losslessness import APART, CHUNK, ZStatistics, known_law, z_statistics
 from tests.tiny_models import VOCAB, perturbed, tiny
@@ -174,4 +174,4 @@ def test_what_stands_for_never_this_token_is_no_rounding():
     """The lowest number of a dtype is another one in the next wider dtype; -infinity may be a finite number there."""
     own = torch.tensor([[3.0, 1.0, torch.finfo(torch.bfloat16).min, -torch.inf]], dtype=torch.bfloat16)
     right = torch.tensor([[3.0, 1.0, torch.finfo(torch.float32).min, -1e30]])
-    assert rounding.deviations(own, right).item() < 1
+    assert checks.deviations(own, right).item() < 1

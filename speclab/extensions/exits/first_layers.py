@@ -8,7 +8,7 @@ from torch import Tensor
 
 from speclab.engines.c_pass import CBackend
 from speclab.models.cached import CachedModel
-from speclab.models.checking.checks import WIDTHS, WRONG, cached_logits, check_passes, random_text
+from speclab.models.checks import WIDTHS, WRONG, cached_logits, check_passes, random_text
 
 
 class FirstLayers:

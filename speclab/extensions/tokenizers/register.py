@@ -5,7 +5,7 @@ from speclab.drafts.registry import Choice, add
 from speclab.extensions.tokenizers.intersect import intersect
 from speclab.extensions.tokenizers.retokenized import RetokenizedDrafter
 from speclab.models import loading
-from speclab.models.checking.checks import OTHER_DRAFT
+from speclab.models.checks import OTHER_DRAFT
 from speclab.models.family import check_family
 from speclab.models.setup import Setup
 from speclab.system.errors import UsageProblem

@@ -12,7 +12,7 @@ from speclab.extensions.trees.draft import reads
 from speclab.extensions.trees.fixed import TreeDrafter, tokens_in
 from speclab.extensions.trees.merged import MergedDrafter
 from speclab.models.cached import CachedModel
-from speclab.models.checking.checks import OTHER_DRAFT, check_passes, text_for_rows
+from speclab.models.checks import OTHER_DRAFT, check_passes, text_for_rows
 from speclab.models.family import check_family
 from speclab.models.setup import Setup
 from speclab.system.errors import UsageProblem

@@ -19,8 +19,8 @@ from speclab.core.sampling import to_device
 from speclab.engines.c_pass import CModel
 from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.extensions.batch.decoding.row_buffers import GraphedRowBuffers, Placed, RowBuffers, RowPages
+from speclab.models import checks
 from speclab.models.cached import CachedModel
-from speclab.models.checking import checks
 from speclab.models.family import check_family
 
 NO_BATCH = "choose another --target or --draft"

@@ -20,8 +20,8 @@ from speclab.drafts.hybrid import HybridDrafter
 from speclab.extensions.encoders.model_family import FAMILY, EncoderDecoderBackend, EncoderRoom, start_id
 from speclab.extensions.encoders.tests.tiny_encoders import BOS, FAMILIES, START, VOCAB, tiny, tiny_of
 from speclab.lab.decodings import library_generate
+from speclab.models import checks
 from speclab.models.cached import CachedModel, check_prompt
-from speclab.models.checking import checks, rounding
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence
 from tests.decoding import keys_and_values, plain_text, speculative_rounds
@@ -245,7 +245,7 @@ def test_a_decoder_that_reads_ahead_is_refused():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_difference_of_greedy_texts_is_judged_by_the_decoders_own_logits(family):
     model, text = target_of(family), text_of(family)
-    reference, prompt = rounding.Reference(model), PROMPT[0].tolist()
+    reference, prompt = checks.Reference(model), PROMPT[0].tolist()
     assert judge_divergence(reference, prompt, text, text, VOCAB) is None
     wrong = [*text[:6], (text[6] + 1) % VOCAB, *text[7:]]
     divergence = judge_divergence(reference, prompt, text, wrong, VOCAB)

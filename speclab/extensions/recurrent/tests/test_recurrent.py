@@ -23,9 +23,8 @@ from speclab.drafts import registry
 from speclab.extensions.recurrent import model_family
 from speclab.extensions.recurrent.model_family import RecurrentBackend, is_recurrent, pass_options, reads_several
 from speclab.lab.instruments import LoopFunctions, with_phases
-from speclab.models import family, memory
+from speclab.models import checks, family, memory
 from speclab.models.cached import CachedModel
-from speclab.models.checking import checks
 from speclab.models.setup import Setup
 from speclab.records.rows import Arm
 from speclab.system import extensions
