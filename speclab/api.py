@@ -25,11 +25,10 @@ from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.drafts.registry import check_prompts
 from speclab.lab.bench import SPECULATIVE
 from speclab.lab.round_costs import measure_costs
-from speclab.models.engine_choice import ENGINES
 from speclab.models.loading import DEVICES, DTYPES, LAB_TARGET
 from speclab.models.pieces import with_text
 from speclab.models.prompts import Messages, encode
-from speclab.models.setup import Setup, load_setup
+from speclab.models.setup import ENGINES, Setup, load_setup
 from speclab.system.errors import UsageProblem
 
 

@@ -12,7 +12,7 @@ from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.engines.cuda import graphs
 from speclab.engines.cuda.cuda_graphs import GraphedModel
-from speclab.models import checks, engine_choice, loading
+from speclab.models import checks, loading, setup
 from speclab.models.cached import CachedModel
 from speclab.theory import losslessness
 from tests.decoding import plain_text, speculative_rounds
@@ -120,7 +120,7 @@ def test_two_decodings_side_by_side_over_many_buckets():
             assert verdict is None or verdict.numerical
 
 
-@pytest.mark.parametrize("wish", engine_choice.ENGINES)
+@pytest.mark.parametrize("wish", setup.ENGINES)
 def test_the_lab_pair_in_bfloat16_differs_at_near_ties_only(wish):
     parser = parsing.make_parser("test")
     flags.add_shared_flags(parser)

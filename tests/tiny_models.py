@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from speclab.engines.c_pass import CModel
-from speclab.models import engine_choice
+from speclab.models import setup
 
 VOCAB = 48
 WINDOW = 8  # of the sliding-window families: shorter than every prompt plus output
@@ -86,7 +86,7 @@ _ON_C: weakref.WeakKeyDictionary[PreTrainedModel, CModel] = weakref.WeakKeyDicti
 def on_c(model: PreTrainedModel) -> CModel:
     """The model, in float32, for the engine `c`; packed once."""
     if model not in _ON_C:
-        _ON_C[model] = engine_choice.on_c(model)
+        _ON_C[model] = setup.on_c(model)
     return _ON_C[model]
 
 

@@ -11,10 +11,9 @@ from speclab.core.rules import TOKEN, all_rules, rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
 from speclab.models import loading, prompts
-from speclab.models.engine_choice import ENGINES
 from speclab.models.loading import DEVICES, DTYPES, LAB_TARGET
 from speclab.models.prompts import LAB_TEXTS, Prompt
-from speclab.models.setup import Setup, load_setup
+from speclab.models.setup import ENGINES, Setup, load_setup
 from speclab.system import startup
 from speclab.system.errors import UsageProblem
 from speclab.system.files import OUTPUT, shown

@@ -1,7 +1,7 @@
 """What a model is made of, read from the library's modules: what pass.c has to know of it.
 
 Families differ in a few parts, and most share names for them. A family that is not in `FAMILIES` runs eagerly. Whether
-the parts were read rightly is not believed: the logits are held against the library's own (models/engine_choice.py).
+the parts were read rightly is not believed: the logits are held against the library's own (models/setup.py).
 """
 
 import functools

@@ -37,7 +37,7 @@ class CachedModel:
     """Runs passes of a language model over one text, and keeps its cache.
 
     vocab_size: higher ids are cut off and never emitted: a target's at its tokenizer's ids, a draft's at its target's.
-    fast: the same model in the form of another engine than the eager one (speclab/models/engine_choice.py).
+    fast: the same model in the form of another engine than the eager one (speclab/models/setup.py).
     length: tokens in the cache. n_last: those of the last pass. n_passes: from `prefill` on, replays left out.
     """
 

@@ -1,4 +1,9 @@
-"""The setup that both arms of a run share: one target, one tokenizer, one machine."""
+"""The setup that both arms of a run share: one target on one engine, one tokenizer, one machine.
+
+`eager` is the model as its library runs it, and right for every model. `c` (speclab/engines/c_pass.py) needs a C
+compiler and a family that it knows. `auto` takes the one of the device where it can be had, else `eager`. No clock has
+a say in it, so two runs on one machine are comparable. Each engine is first held against the model's uncached logits.
+"""
 
 import functools
 from dataclasses import dataclass, replace
@@ -8,12 +13,23 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.models import engine_choice, loading
+from speclab.engines.c_pass import CModel
+from speclab.engines.cuda import cuda_graphs
+from speclab.engines.cuda.cuda_graphs import GraphedModel
+from speclab.engines.parts import parts_of
+from speclab.models import checks, loading
 from speclab.models.cached import CachedModel
 from speclab.models.checks import Reference
+from speclab.models.family import NoFastBackend, family_of
+from speclab.models.memory import USABLE, free_memory, why_eager
 from speclab.models.pieces import Pieces, added
 from speclab.models.prompts import Prompt
+from speclab.system.errors import first_line
 from speclab.system.terminal import note
+
+ENGINES = ("auto", "c", "graphs", "eager")
+ASKED_FOR = "asked for"
+FastModel = CModel | GraphedModel
 
 
 @dataclass
@@ -77,7 +93,7 @@ class Setup:
         """Put another model on the target's engine. graphs: whether its passes have few widths, as CUDA graphs need."""
         fast, why = None, "its passes have any width, and CUDA graphs are recorded for few"
         if self.target.fast and (graphs or self.engine != "graphs"):
-            fast, why = engine_choice.choose(model, self.engine)
+            fast, why = choose_engine(model, self.engine)
         if self.target.fast and fast is None:
             note(f"this draft runs on the eager engine: {why}")
         return CachedModel(model, vocab_size, fast)
@@ -131,6 +147,58 @@ def load_setup(
     model = loading.load_model(target, where, precision, device_map=device_map)
     if model.device.type == "cuda":
         torch.cuda.set_device(model.device)  # graphs and the clock's marks are of the current device
-    fast, why = engine_choice.choose(model, engine)
+    fast, why = choose_engine(model, engine)
     cached = CachedModel(model, max(tokenizer.get_vocab().values()) + 1, fast)
     return Setup(cached, tokenizer, loading.short_name(target), sampling, model.device, model.dtype, why, engine)
+
+
+def choose_engine(model: PreTrainedModel, wish: str) -> tuple[FastModel | None, str]:
+    """Return the form of a model for the engine that is wished for, None for `eager`; and why, in a few words. Where an
+    engine cannot run the model, it runs eagerly."""
+    if wish == "eager":
+        return None, ASKED_FOR
+    if wish != "auto" and runs_on_graphs(model) != (wish == "graphs"):
+        return None, f"the engine {wish} is for {'CUDA' if wish == 'graphs' else 'a CPU'}"
+    fast, why = build_engine(model)
+    usual = "CUDA graphs of the library's own pass" if runs_on_graphs(model) else "a whole pass in C"
+    return fast, why or (usual if wish == "auto" else ASKED_FOR)
+
+
+def runs_on_graphs(model: PreTrainedModel) -> bool:
+    return model.device.type == "cuda"
+
+
+def build_engine(model: PreTrainedModel) -> tuple[FastModel | None, str]:
+    """Return a model in the form of its device's engine, checked; or None and why there is none."""
+    if why := family_of(model).why_eager or why_eager(model):
+        return None, f"{model.config.model_type} runs eagerly: {why}"
+    try:
+        fast: FastModel = GraphedModel(model) if runs_on_graphs(model) else on_c(model)
+        check_engine(model, fast)
+    except Exception as error:  # a model's code or a kernel library may raise any; the eager engine is still there
+        why = str(error) if isinstance(error, NoFastBackend) else f"{type(error).__name__}: {first_line(error)}"
+        return None, f"{model.config.model_type} runs eagerly: {why}"
+    return fast, ""
+
+
+def on_c(model: PreTrainedModel) -> CModel:
+    parts, free = parts_of(model), free_memory(model.device)
+    # Weights that bfloat16 does not hold are copied as they are.
+    needed = sum(p.nbytes / (2 if torch.equal(p[:1].bfloat16(), p[:1]) else 1) for p in model.parameters())
+    if free is not None and needed > USABLE * free:
+        raise NoFastBackend(f"its copy of the weights takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
+    return CModel(parts)
+
+
+def check_engine(model: PreTrainedModel, fast: FastModel) -> None:
+    """Decode a few tokens through the engine, past a page or a bucket, with rejected ones that are rolled back. Raises
+    NoFastBackend where the logits are not the model's uncached ones. No text here reaches a window of thousands."""
+    n_last = sum(checks.WIDTHS)
+    text = checks.random_text(model, fast.page + n_last if isinstance(fast, CModel) else cuda_graphs.BUCKET + 8)
+    right = checks.uncached_logits(model, text)[:, -n_last:]
+    for how in checks.AS_ROUNDS, checks.AS_STEPS:
+        found = checks.cached_logits(CachedModel(model, fast=fast), text, **how)
+        if difference := checks.unexplained(model, found, right):
+            raise NoFastBackend(f"its logits are off by {difference}")
+    if isinstance(fast, GraphedModel):
+        fast.forget()  # the widths of checks are not those of the run

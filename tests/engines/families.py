@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from speclab.engines.c_pass import CModel
 from speclab.engines.eager import decoder_layers, layer_outputs
-from speclab.models import engine_choice
+from speclab.models import setup
 from speclab.models.cached import CachedModel
 from tests.decoding import poison
 from tests.tiny_models import assert_close
@@ -100,7 +100,7 @@ def uncached(model: PreTrainedModel, ids: Tensor) -> Tensor:
 @functools.cache
 def packed(model: PreTrainedModel) -> CModel:
     """The model for the engine `c`."""
-    return engine_choice.on_c(model)
+    return setup.on_c(model)
 
 
 def on_c(model: PreTrainedModel, fast: CModel | None = None) -> CachedModel:

@@ -8,7 +8,7 @@ import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from speclab.engines import c_pass, eager
-from speclab.models import engine_choice
+from speclab.models import setup
 from speclab.models.cached import CachedModel
 from tests.decoding import row_of
 from tests.engines.families import tiny as tiny_case
@@ -56,7 +56,7 @@ CHOICES = {  # the model, the wish, the engine, and words of the reason
 
 @pytest.mark.parametrize(("make", "wish", "engine", "words"), CHOICES.values(), ids=CHOICES)
 def test_the_engine_and_the_reason_are_these(make, wish, engine, words):
-    fast, why = engine_choice.choose(model := make(), wish)
+    fast, why = setup.choose_engine(model := make(), wish)
     assert CachedModel(model, fast=fast).engine == engine
     assert words in why
     assert len(why.splitlines()) == 1
@@ -67,7 +67,7 @@ def test_wrong_logits_are_no_engine_however_noisy_the_eager_one(monkeypatch):
     monkeypatch.setattr(eager.EagerBackend, "crop", lambda self, n_tokens, length: None)
     right = c_pass.CBackend.run
     monkeypatch.setattr(c_pass.CBackend, "run", lambda *args: right(*args).flip(-1))
-    fast, why = engine_choice.choose(float32(), "c")
+    fast, why = setup.choose_engine(float32(), "c")
     assert fast is None
     assert float(why.rpartition("rounding explains ")[2]) < 1e-3
 
@@ -75,7 +75,7 @@ def test_wrong_logits_are_no_engine_however_noisy_the_eager_one(monkeypatch):
 def test_an_engine_that_loses_what_was_rolled_back_is_refused(monkeypatch):
     """Its logits are right as long as nothing is rejected."""
     monkeypatch.setattr(c_pass.CBackend, "crop", loses_its_last_key)
-    fast, why = engine_choice.choose(float32(), "c")
+    fast, why = setup.choose_engine(float32(), "c")
     assert fast is None
     assert "off by" in why
 
@@ -91,10 +91,10 @@ def loses_its_last_key(backend: c_pass.CBackend, n_tokens: int, length: int) -> 
 def test_a_copy_of_the_weights_needs_room(dtype, monkeypatch):
     """Half as much where bfloat16 holds them."""
     model = float32().to(dtype).float()
-    needed = sum(p.numel() for p in model.parameters()) * dtype.itemsize / engine_choice.USABLE
+    needed = sum(p.numel() for p in model.parameters()) * dtype.itemsize / setup.USABLE
     for share, fits in ((0.95, False), (1.05, True)):
-        monkeypatch.setattr(engine_choice, "free_memory", lambda device, share=share: share * needed)
-        fast, why = engine_choice.choose(model, "c")
+        monkeypatch.setattr(setup, "free_memory", lambda device, share=share: share * needed)
+        fast, why = setup.choose_engine(model, "c")
         assert (fast is not None) == fits
         assert ("its copy of the weights takes" in why) != fits
 
@@ -103,7 +103,7 @@ def test_the_model_itself_is_left_as_it_was():
     """Weights are packed as copies; checks and `generate` go on using the model."""
     model = float32("qwen2")
     before = {name: weight.clone() for name, weight in model.named_parameters()}
-    assert engine_choice.build(model)[0] is not None
+    assert setup.build_engine(model)[0] is not None
     assert all(torch.equal(before[name], weight) for name, weight in model.named_parameters())
 
 
@@ -111,12 +111,12 @@ def test_the_model_itself_is_left_as_it_was():
 def test_the_check_at_load_refuses_a_pass_that_is_wrong(mutant, monkeypatch):
     """Mistakes that a chain of tokens shows. Trees have a check of their own (speclab/extensions/trees/register.py)."""
     model = tiny_case(mutant.refused)
-    assert engine_choice.build(model)[0] is not None
+    assert setup.build_engine(model)[0] is not None
     for name in dict.fromkeys([mutant.apply.name, c_pass.__name__]):
         spec = mutant.apply.find_spec(name) or sys.modules[name].__spec__
         monkeypatch.setitem(sys.modules, name, importlib.util.module_from_spec(spec))
         spec.loader.exec_module(sys.modules[name])
-    monkeypatch.setattr(engine_choice, "CModel", sys.modules[c_pass.__name__].CModel)
-    fast, why = engine_choice.build(model)
+    monkeypatch.setattr(setup, "CModel", sys.modules[c_pass.__name__].CModel)
+    fast, why = setup.build_engine(model)
     assert fast is None
     assert "off by" in why

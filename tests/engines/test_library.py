@@ -12,7 +12,7 @@ import torch
 
 from speclab.engines import library as module
 from speclab.engines.library import library
-from speclab.models import engine_choice
+from speclab.models import setup
 from speclab.models.family import NoFastBackend
 from tests.tiny_models import tiny
 
@@ -143,7 +143,7 @@ def test_a_compiler_that_fails_leaves_the_eager_engine(machine, script, words):
         machine.has(script)
     library.cache_clear()
     try:
-        fast, why = engine_choice.choose(tiny("llama", dtype=torch.float32), "auto")
+        fast, why = setup.choose_engine(tiny("llama", dtype=torch.float32), "auto")
     finally:
         library.cache_clear()
     assert fast is None

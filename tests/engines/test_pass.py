@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from speclab.engines.parts import FAMILIES, parts_of
-from speclab.models import engine_choice
+from speclab.models import setup
 from tests.engines.families import CASES, WINDOW, check_passes, made, on_c, on_engine, packed, text_of, tiny, uncached
 from tests.tiny_models import assert_close
 
@@ -160,7 +160,7 @@ def test_a_weight_that_is_no_number_shows(case, bad):
         weight.data[place] = bad
         right = uncached(model, text)
         with torch.inference_mode():
-            fast = engine_choice.on_c(model)
+            fast = setup.on_c(model)
             found = on_c(model, fast).prefill(text)
             _, highest = fast.start().chain(text, 0, 1, model.config.vocab_size)
         weight.data[place] = before

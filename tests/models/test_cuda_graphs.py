@@ -23,7 +23,7 @@ from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.engines.cuda.kernels import GroupedAttention, Joined, Kernels
 from speclab.lab.bench import Bench
 from speclab.lab.harness import interleaved, measure
-from speclab.models import engine_choice
+from speclab.models import setup
 from speclab.models.cached import CachedModel
 from speclab.models.family import NoFastBackend
 from speclab.models.prompts import Prompt
@@ -279,13 +279,13 @@ def test_attention_is_replaced_where_heads_share_keys():
 @pytest.fixture
 def on_cuda(monkeypatch):
     """A choice as on a GPU without a compiler."""
-    monkeypatch.setattr(engine_choice, "runs_on_graphs", lambda model: True)
+    monkeypatch.setattr(setup, "runs_on_graphs", lambda model: True)
     monkeypatch.setattr(cuda_graphs, "usable_compiler", lambda device: None)
 
 
 def test_a_gpu_gets_graphs(on_cuda):
     """The widths of the check are not those of the run."""
-    chosen, why = engine_choice.choose(tiny("gemma3_window", sliding_window=40), "graphs")
+    chosen, why = setup.choose_engine(tiny("gemma3_window", sliding_window=40), "graphs")
     assert isinstance(chosen, GraphedModel), why
     assert why == "asked for"
     assert (chosen.widths, chosen.free, chosen.window) == ({1}, [], (40, False))
@@ -315,7 +315,7 @@ def wrong_logits(monkeypatch) -> None:
 @pytest.mark.parametrize(("breaks", "words"), [(failing_recordings, "out of graphs"), (wrong_logits, "off by")])
 def test_what_fails_leaves_no_graphs(breaks, words, on_cuda, monkeypatch):
     breaks(monkeypatch)
-    chosen, why = engine_choice.choose(tiny("llama"), "auto")
+    chosen, why = setup.choose_engine(tiny("llama"), "auto")
     assert chosen is None
     assert words in why
 

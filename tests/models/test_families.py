@@ -10,7 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from draft_models import ModelDrafter
 from speclab.core.rounds import tokens_of
-from speclab.models import engine_choice, loading
+from speclab.models import loading, setup
 from speclab.models.cached import CachedModel
 from speclab.models.checks import Reference, check_model
 from speclab.models.family import family_of
@@ -59,7 +59,7 @@ def library_text(model: PreTrainedModel, prompt: torch.Tensor) -> list[int]:
 
 def check_decodes(model: PreTrainedModel, why_eager: str) -> None:
     """With and without drafts, on each engine that the family has, the text is the library's up to a near-tie."""
-    fast, why = engine_choice.build(model)
+    fast, why = setup.build_engine(model)
     assert (fast is None) == bool(why_eager), why
     assert why_eager in why
     targets = [CachedModel(model, fast=one) for one in ((None, fast) if fast else (None,))]

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 import optimized_speculative
 from draft_models import ModelDrafter
 from speclab.core.sampling import Sampling
-from speclab.models import engine_choice, loading
+from speclab.models import loading, setup
 from speclab.models.cached import CachedModel
 from speclab.models.checks import Reference
 from tests.decoding import plain_text, speculative_rounds
@@ -63,7 +63,7 @@ def test_a_spread_model_runs_eagerly(folder, make, said):
     """And so does a quantised one; neither has a copy in float32."""
     model = make(folder)
     for wish in ("auto", "c"):
-        assert engine_choice.choose(model, wish) == (None, f"llama runs eagerly: {said}")
+        assert setup.choose_engine(model, wish) == (None, f"llama runs eagerly: {said}")
     assert loading.describe_model("x", model).endswith(said)
     assert Reference(model)._higher is model
 

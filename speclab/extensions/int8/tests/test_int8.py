@@ -8,7 +8,7 @@ from transformers.pytorch_utils import Conv1D
 
 from speclab.extensions.int8 import rounded
 from speclab.extensions.int8.register import Int8Drafter
-from speclab.models import engine_choice
+from speclab.models import setup
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
 from tests.cli.bad_inputs import Row, S
@@ -46,8 +46,8 @@ def test_rows_are_whole_multiples_of_their_steps():
 def test_both_engines_compute_with_the_same_weights(family):
     """The engine c reads a byte for each, and gives the library's logits of the same model."""
     copied = rounded.rounded(tiny(family, dtype=torch.float32))
-    fast = engine_choice.on_c(copied)
-    engine_choice.check(copied, fast)
+    fast = setup.on_c(copied)
+    setup.check_engine(copied, fast)
     n_weights = sum(layer.weight.numel() for layer in matrices(copied))
     assert 2.5 * n_weights < fast.bytes_spared < 3 * n_weights, "three of four bytes, less the scales"
 
