@@ -3,20 +3,19 @@
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from draft_models import ModelDrafter
-from speclab.cli.parsing import plain_name, some_path
+from speclab.cli import compare, flags
+from speclab.cli.compare import Output
 from speclab.drafts import registry
 from speclab.models.setup import Setup
 from speclab.present.screen import busy_line, circumstances
 from speclab.present.tables import Block, Heading, show
 from speclab.records import files
 from speclab.records.files import Head
-from speclab.system import terminal
 from speclab.system.errors import UsageProblem
-from speclab.system.files import OUTPUT, check_writable, shown, write_all, write_whole
+from speclab.system.files import check_writable
 
 
 @dataclass(kw_only=True)
@@ -28,20 +27,15 @@ class BenchmarkRun(Head):
 
 
 def add_result_flags(parser: argparse.ArgumentParser, benchmark: str) -> None:
-    group = parser.add_argument_group("results")
-    where = f"holds results/ (default: {shown(OUTPUT)})".replace("%", "%%")
-    group.add_argument("--out-dir", type=some_path, default=OUTPUT, help=where)
-    group.add_argument("--name", type=plain_name, default="local", help="of this run's files (default: local)")
+    flags.add_output_flags(parser.add_argument_group("results"))
     parser.set_defaults(benchmark=benchmark)
 
 
-def check_result_flags(args: argparse.Namespace) -> None:
+def check_result_flags(args: argparse.Namespace) -> Output:
+    output = Output(args, f"{args.name}-{args.benchmark}")
     for ending in (".json", ".md"):
-        check_writable(_result(args, ending), "--out-dir")
-
-
-def _result(args: argparse.Namespace, ending: str) -> Path:
-    return args.out_dir / "results" / f"{args.name}-{args.benchmark}{ending}"
+        check_writable(output.result(ending), "--out-dir")
+    return output
 
 
 def model_drafter(kind: str, setup: Setup, seed: int, why: str) -> ModelDrafter:
@@ -52,31 +46,17 @@ def model_drafter(kind: str, setup: Setup, seed: int, why: str) -> ModelDrafter:
     return drafter
 
 
-def head_of(args: argparse.Namespace, setup: Setup, stopped: bool = False, **settings: Any) -> dict[str, Any]:
-    """The fields of BenchmarkRun that say what ran, where and how. stopped: whether something ended it early. settings:
-    the choices of the flags."""
+def head_of(args: argparse.Namespace, setup: Setup, **settings: Any) -> dict[str, Any]:
+    """The fields of BenchmarkRun that say what ran, where and how. settings: the choices of the flags."""
     settings = {**setup.recorded, "seed": args.seed, "why_engine": setup.why_engine, **settings}
-    what = {"benchmark": args.benchmark, "schema_version": 2, "interrupted": stopped, "settings": settings}
+    what = {"benchmark": args.benchmark, "schema_version": 2, "interrupted": False, "settings": settings}
     return {**what, **files.when_and_where(setup.device)}
 
 
-def finish(
-    args: argparse.Namespace, run: Any, page: Callable[[Any], list[Block]], stop: BaseException | None = None
-) -> int:
-    """Write the record and the page to files, and print the page to standard output.  -> exit code
-
-    stop: what ended the measurement early; a problem is raised now that everything is written.
-    """
-    write_all(
-        [
-            lambda: write_whole(_result(args, ".json"), files.to_json(run)),
-            lambda: write_whole(_result(args, ".md"), terminal.harmless(show(page(run), markdown=True))),
-            lambda: terminal.say(show(page(run)), end=""),
-        ]
-    )
-    if stop and not isinstance(stop, KeyboardInterrupt):
-        raise stop
-    return 0
+def finish(output: Output, run: Any, page: Callable[[Any], list[Block]]) -> None:
+    """Write the record and the page to files, and print the page to standard output."""
+    texts = (lambda: show(page(run)).removesuffix("\n"), lambda: show(page(run), markdown=True))
+    compare.show(output, run, *texts, [])
 
 
 def begin(title: str, run: BenchmarkRun) -> list[Block]:

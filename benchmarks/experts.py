@@ -34,16 +34,16 @@ from speclab.core.sampling import GREEDY
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.checks import check_model
-from speclab.models.memory import USABLE, free_memory, weights_read
+from speclab.models.memory import weights_read
 from speclab.models.setup import Setup
 from speclab.present.tables import Block, Cell, Lines, Table, number
 from speclab.records.rows import Amount, Count, RecordPart
-from speclab.system.errors import EnvironmentProblem, UsageProblem, reports_problems
+from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note, progress
 
 WIDTH, HEADS, UNITS = 512, 8, 1536  # of the model, and of an expert
-USUAL = {"layers": 8, "n_texts": 6, "repeats": 7, "widths": "1,2,3,5,7,9"}
-QUICK = {"layers": 2, "n_texts": 2, "repeats": 3, "widths": "1,3,5"}
+USUAL = {"layers": 8, "n_texts": 6, "repeats": 7, "widths": "1,2,3,5,7,9", "context": 128}
+QUICK = USUAL | {"layers": 2, "n_texts": 2, "repeats": 3, "widths": "1,3,5"}
 
 # --- the record -------------------------------------------------------------------------------------------------------
 
@@ -77,7 +77,7 @@ class ExpertsRun(common.BenchmarkRun):
 # --- the model, and what a pass reads ---------------------------------------------------------------------------------
 
 
-def mixtral(n_experts: int, n_used: int, n_layers: int, n_ids: int, n_tokens: int, seed: int = 0) -> Any:
+def mixtral(n_experts: int, n_used: int, n_layers: int, n_ids: int, n_tokens: int) -> Any:
     config = MixtralConfig(
         vocab_size=n_ids,
         hidden_size=WIDTH,
@@ -90,7 +90,7 @@ def mixtral(n_experts: int, n_used: int, n_layers: int, n_ids: int, n_tokens: in
         max_position_embeddings=n_tokens + 64,
     )
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         model = MixtralForCausalLM(config).eval().requires_grad_(False)
         model.model.embed_tokens.weight.normal_()  # far larger than usual: else all tokens look alike to a router
     return model
@@ -132,17 +132,9 @@ def predict(widths: list[int], one: list[float], two: list[float], loads: list[l
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def texts_of(args: argparse.Namespace, ids: Tensor, n_tokens: int) -> list[Tensor]:
-    """Return (1, n_tokens) ids of each text: pieces of (1, n) ids, some evenly chosen."""
-    pieces = [piece for piece in ids.split(n_tokens, dim=1) if piece.shape[1] == n_tokens]
-    if len(pieces) < args.n_texts:
-        what = f"the lab's prompts give {len(pieces)} texts of {n_tokens} tokens, not {args.n_texts}"
-        raise UsageProblem(f"{what}; give a smaller --n-texts or --context")
-    return pieces[:: len(pieces) // args.n_texts][: args.n_texts]
-
-
 def measure(args: argparse.Namespace, models: list[CachedModel], texts: list[Tensor]) -> dict[str, Any]:
-    """models: with several experts, with one, and with two that every token uses."""
+    """models: with several experts, with one, and with two that every token uses. texts: (1, context + the largest
+    width) ids each."""
     model, widths = models[0].model, args.widths
     chosen = [chosen_experts(model, text)[:, args.context :] for text in texts]
     seconds: list[list[list[float]]] = [[[] for _ in widths] for _ in models]
@@ -155,7 +147,6 @@ def measure(args: argparse.Namespace, models: list[CachedModel], texts: list[Ten
             bar.update()
     own, one, two = ([statistics.median(times) for times in of_model] for of_model in seconds)
     expert, others = bytes_of(model)
-    n_experts, n_used = args.experts, args.used
     rows = []
     for width, *took in zip(widths, own, one, two, strict=True):
         loads = [load for experts in chosen for load in loads_of(experts[:, :width])]
@@ -164,7 +155,7 @@ def measure(args: argparse.Namespace, models: list[CachedModel], texts: list[Ten
             ExpertsPass(
                 width=width,
                 union=union,
-                expected=expected_union(n_experts, n_used, width),
+                expected=expected_union(args.experts, args.used, width),
                 bytes=union * expert + others + roofline.cache_bytes(model, args.context + width),
                 seconds=took[0],
                 one_seconds=took[1],
@@ -172,7 +163,7 @@ def measure(args: argparse.Namespace, models: list[CachedModel], texts: list[Ten
                 predicted=predict(widths, one, two, loads, width),
             )
         )
-    about = {"n_experts": n_experts, "n_used": n_used, "parameters": sum(p.numel() for p in model.parameters())}
+    about = {"n_experts": args.experts, "n_used": args.used, "parameters": sum(p.numel() for p in model.parameters())}
     return {**about, "expert_bytes": expert, "other_bytes": others, "passes": rows}
 
 
@@ -215,21 +206,15 @@ def make_parser() -> parsing.Parser:
     parser = parsing.make_parser(__doc__)
     group = parser.add_argument_group("benchmark")
     group.add_argument(
-        "--experts", type=parsing.at_least(2, 256), default=8, metavar="E", help="in a layer (default: 8)"
+        "--experts", type=parsing.at_least(2, 32), default=8, metavar="E", help="in a layer (default: 8)"
     )
     group.add_argument("--used", type=parsing.at_least(1), default=2, metavar="K", help="of a token (default: 2)")
-    group.add_argument("--layers", type=parsing.at_least(1, 1024), metavar="N", help="of the model (default: 8)")
     group.add_argument("--widths", metavar="M,M", help="tokens of a pass (default: 1,2,3,5,7,9)")
-    group.add_argument(
-        "--context", type=parsing.at_least(1), default=128, metavar="N", help="tokens before (default: 128)"
-    )
-    group.add_argument("--n-texts", type=parsing.at_least(1), metavar="N", help="pieces of the prompts (default: 6)")
-    group.add_argument("--repeats", type=parsing.at_least(1), metavar="N", help="passes of each on a text (default: 7)")
     group.add_argument("--device", choices=flags.DEVICES, default="auto", metavar="NAME", help=", ".join(flags.DEVICES))
     group.add_argument("--threads", type=parsing.at_least(1, 1024), metavar="N", help="CPU threads")
-    group.add_argument("--seed", type=parsing.seed, default=0, metavar="N", help="of the weights (default: 0)")
     group.add_argument("--quick", action="store_true", help="2 layers, 2 texts, 3 widths")
     common.add_result_flags(parser, "experts")
+    parser.set_defaults(seed=0)
     return parser
 
 
@@ -237,32 +222,28 @@ def make_parser() -> parsing.Parser:
 def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     args = flags.with_defaults(args, QUICK if args.quick else USUAL)
-    args.widths = sorted({1, *parsing.numbers(args.widths, int, 1, "--widths")})
+    args.widths = sorted({1, *parsing.numbers(args.widths, int, 1, "--widths", 64)})
     if args.used > args.experts:
-        raise UsageProblem(
-            f"a token cannot use {args.used} of {args.experts} experts; give --used {args.experts} or less"
-        )
-    common.check_result_flags(args)
-    device = loading.choose_device(args.device)
-    n_bytes = 4 * 3 * WIDTH * UNITS * args.layers * (args.experts + 3)
-    if (free := free_memory(device)) is not None and n_bytes > USABLE * free:
-        what = f"the experts take {n_bytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
-        raise EnvironmentProblem(f"{what}; give fewer --experts or --layers")
+        what = f"a token cannot use {args.used} of {args.experts} experts"
+        raise UsageProblem(f"{what}; give --used {args.experts} or less")
+    output, device = common.check_result_flags(args), loading.choose_device(args.device)
     if args.threads:
         torch.set_num_threads(args.threads)
     tokenizer, n_tokens = loading.load_tokenizer(loading.LAB_TARGET), args.context + args.widths[-1]
     ids = torch.cat([prompt.ids for prompt in prompts.encode(prompts.standard(), tokenizer)], dim=1)
-    texts = texts_of(args, ids, n_tokens)
-    sizes = (args.layers, len(tokenizer), n_tokens, args.seed)
+    pieces = ids.unfold(1, n_tokens, n_tokens)[0]
+    texts = pieces[:: len(pieces) // args.n_texts][: args.n_texts].split(1)  # evenly chosen
+    sizes = (args.layers, len(tokenizer), n_tokens)
     shapes = [(args.experts, args.used), (1, 1), (2, 2)]
     models = [CachedModel(mixtral(*shape, *sizes).to(device)) for shape in shapes]
     check_model(models[0].model)
     name = f"random Mixtral, {args.layers} layers"
     setup = Setup(models[0], tokenizer, name, GREEDY, device, torch.float32, "mixtral runs eagerly")
     note(setup.describe())
-    measured = measure(args, models, texts)
-    settings = {name: getattr(args, name) for name in ("layers", "widths", "context", "n_texts", "repeats")}
-    return common.finish(args, ExpertsRun(**common.head_of(args, setup, **settings), **measured), page)
+    measured = measure(args, models, list(texts))
+    settings = {name: getattr(args, name) for name in USUAL}
+    common.finish(output, ExpertsRun(**common.head_of(args, setup, **settings), **measured), page)
+    return 0
 
 
 if __name__ == "__main__":

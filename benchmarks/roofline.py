@@ -238,7 +238,7 @@ def make_parser() -> parsing.Parser:
 def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     args.widths = parsing.numbers(args.widths, int, 1, "--widths")
-    common.check_result_flags(args)
+    output = common.check_result_flags(args)
     setup = flags.setup_from(args, flags.sampling_from(args))
     models: list[tuple[Role, str, CachedModel]] = [("target", setup.target_name, setup.target)]
     if args.draft is not None:
@@ -257,7 +257,8 @@ def main(argv: list[str] | None = None) -> int:
     settings = {name: getattr(args, name) for name in ("widths", "context", "repeats")}
     fields = common.head_of(args, setup, targets=[setup.target_name], **settings)
     run = RooflineRun(**fields, block_bytes=block, ceilings=ceilings, models=measured)
-    return common.finish(args, run, page)
+    common.finish(output, run, page)
+    return 0
 
 
 if __name__ == "__main__":

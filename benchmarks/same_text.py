@@ -230,10 +230,10 @@ def main(argv: list[str] | None = None) -> int:
     if args.dtype != "auto":
         raise UsageProblem(f"texts are compared in {' and '.join(DTYPES)}; leave out --dtype")
     lengths = parsing.numbers(args.draft_length, int, 1, "-k")
-    common.check_result_flags(args)
+    output = common.check_result_flags(args)
     run = measure(args, lengths)
-    wrong = any(one.verdict == "BUG" for row in run.compared for one in row.differences)
-    return common.finish(args, run, page) or int(wrong)
+    common.finish(output, run, page)
+    return int(any(one.verdict == "BUG" for row in run.compared for one in row.differences))
 
 
 if __name__ == "__main__":

@@ -40,15 +40,15 @@ from transformers.utils import logging as transformers_logging
 
 from benchmarks import common
 from benchmarks.peers import llama_cpp
-from benchmarks.peers.library import LIBRARY
-from benchmarks.peers.page import PEER, PeersRun, PeerTiming, page
+from benchmarks.peers.library import PEER
+from benchmarks.peers.page import PeersRun, PeerTiming, page
 from draft_models import NgramDrafter
 from speclab.cli import flags, parsing
 from speclab.drafts import registry
 from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.lab.decodings import Decoding
 from speclab.lab.harness import measure, take_turns
-from speclab.lab.output_checks import judge_greedy
+from speclab.lab.output_checks import exit_code, judge_greedy
 from speclab.models import loading
 from speclab.models.cached import check_prompt
 from speclab.models.setup import Setup
@@ -89,7 +89,7 @@ def one_after_another(decodings: list[Decoding], turn: int) -> None:
 
 
 def timing(line: Decoded) -> PeerTiming:
-    of_library = line.arm.method in LIBRARY
+    of_library = line.arm.method in PEER.values()
     return PeerTiming(
         method=line.arm.method,
         draft_length=line.arm.draft_length,
@@ -112,11 +112,8 @@ def make_parser() -> parsing.Parser:
     group = parser.add_argument_group("benchmark")
     group.add_argument("-k", "--draft-length", default="2,4,6", metavar="K,K", help="(default: %(default)s)")
     group.add_argument("--repeats", type=parsing.at_least(1), default=2, help="(default: %(default)s)")
-    group.add_argument(
-        "--llama-cpp",
-        action="store_true",
-        help="llama.cpp as a peer, too: its programs are on the PATH",
-    )
+    programs = "llama.cpp as a peer, too: its programs are on the PATH"
+    group.add_argument("--llama-cpp", action="store_true", help=programs)
     for role in ("target", "draft"):
         what = f"its {role} as GGUF (default: written anew)"
         group.add_argument(f"--llama-{role}", type=parsing.some_path, metavar="FILE", help=what)
@@ -141,10 +138,7 @@ def main(argv: list[str] | None = None) -> int:
     lengths = parsing.numbers(args.draft_length, int, 1, "-k")
     if args.max_new_tokens < 2:
         raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
-    given = (args.llama_target, args.llama_draft)
-    if lacking := [path for path in given if path and not path.is_file()]:
-        raise UsageProblem(f"--llama-target, --llama-draft: there is no file {lacking[0]}; give a GGUF file")
-    common.check_result_flags(args)
+    output = common.check_result_flags(args)
     registry.read(args.draft)
     setup, prompts = flags.load(args)
     drafters = drafters_of(args, setup)
@@ -158,6 +152,7 @@ def main(argv: list[str] | None = None) -> int:
     models = {"target": loading.describe_model(setup.target_name, setup.target.model)}
     if drafter:
         models["draft"] = loading.describe_model(loading.short_name(args.draft), drafter.draft.model, "draft")
+    given = (args.llama_target, args.llama_draft)
     with contextlib.ExitStack() as stack:
         if args.llama_cpp or any(given):
             bench.llama = stack.enter_context(llama_cpp.programs(setup, drafter, given, prompts))
@@ -166,17 +161,15 @@ def main(argv: list[str] | None = None) -> int:
             models[llama_cpp.METHOD] = f"{bench.llama.version()}, {weights}"
         arms = arms_for(lengths, drafters, bench.llama is not None)
         measured = measure(bench, arms, [0.0], prompts, args.repeats, {}, schedule=one_after_another)
-    checks = [judge_greedy(measured, arm) for arm in arms[1:]]
+    checks = {arm: judge_greedy(measured, arm) for arm in arms[1:]}
+    measured.correctness = [one for arm, one in checks.items() if arm.method in (*PEER, *drafters)]
     settings = {"draft": loading.short_name(args.draft), "draft_lengths": lengths, "repeats": args.repeats}
     settings |= {"max_new_tokens": args.max_new_tokens, **files.prompt_settings([p.text for p in measured.prompts])}
     settings["n_prompts"] = len(measured.of(BASELINE, 0.0))
-    fields = common.head_of(args, setup, stopped=measured.interrupted, **settings)
+    fields = common.head_of(args, setup, **settings) | {"interrupted": measured.interrupted}
     raw = [timing(line) for line in measured.lines]
-    run = PeersRun(**fields, models=models, correctness=checks, raw=raw)
-    code = common.finish(args, run, page, measured.stop)
-    own = (*PEER, *drafters)
-    wrong = any(arm.method in own and not one["passed"] for arm, one in zip(arms[1:], checks, strict=True))
-    return code or int(wrong)
+    common.finish(output, PeersRun(**fields, models=models, correctness=list(checks.values()), raw=raw), page)
+    return exit_code(measured)
 
 
 if __name__ == "__main__":

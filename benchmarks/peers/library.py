@@ -13,31 +13,38 @@ from speclab.models.family import family_of
 from speclab.records.rows import Arm
 from speclab.system.errors import EnvironmentProblem
 
-EARLY_EXIT = "early exit"  # drafts with the target's own first layers
-LIBRARY = ("generate", "assisted", "dynamic", "lookup", EARLY_EXIT)
+PEER = {
+    "baseline": "generate",
+    "model": "assisted",
+    "model auto": "dynamic",
+    "ngram": "lookup",
+    "exit": "early exit",
+}  # the lab's method -> the library's
+CONSTANT = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
 
 
 class PeerDecoding(LibraryDecoding):
-    """The library at work on one prompt, by the method of the arm. draft: the assistant of "assisted" and "dynamic".
-    options: further ones of `generate`."""
+    """The library at work on one prompt, by the method of the arm. drafter: the lab's, whose model or layers draft."""
 
-    def __init__(
-        self, arm: Arm, model: PreTrainedModel, ids: Tensor, budget: int, draft: PreTrainedModel | None, **options: Any
-    ):
-        if arm.method != "generate" and not all(family_of(one).crops for one in (model, draft) if one is not None):
-            raise EnvironmentProblem(
-                "the library's own speculative decoding takes no model whose states cannot be cropped; use compare.py"
-            )
+    def __init__(self, arm: Arm, model: PreTrainedModel, ids: Tensor, budget: int, drafter: Any = None):
+        drafts = [one.model for one in drafter.models] if drafter else []
+        if arm.method != "generate" and not all(family_of(one).crops for one in (model, *drafts)):
+            what = "the library's own speculative decoding takes no model whose states cannot be cropped"
+            raise EnvironmentProblem(f"{what}; use compare.py")
+        options: dict[str, Any] = {}
         if arm.method == "lookup":
             options["prompt_lookup_num_tokens"] = arm.draft_length
+        if arm.method == "early exit":
+            how = {"assistant_early_exit": drafter.head.config.exit_layer, "num_assistant_tokens": arm.draft_length}
+            options = how | CONSTANT
         super().__init__(arm, model, ids, budget, **options)
-        self._draft = draft if arm.method in ("assisted", "dynamic") else None
+        self._drafts = drafts
 
     def advance(self) -> None:
         with contextlib.ExitStack() as stack:
-            if self._draft is not None:
+            if self.arm.method in ("assisted", "dynamic"):
                 k = self.arm.draft_length if self.arm.method == "assisted" else None
-                self.options["assistant_model"] = stack.enter_context(drafting(self._draft, k))
+                self.options["assistant_model"] = stack.enter_context(drafting(self._drafts[0], k))
             widths = stack.enter_context(counted_passes(self.model))
             super().advance()
         self.counts = Counts(n_rounds=len(widths) - 1, n_emitted=len(self.tokens) - 1)
@@ -47,13 +54,8 @@ class PeerDecoding(LibraryDecoding):
 def drafting(draft: PreTrainedModel, k: int | None) -> Iterator[PreTrainedModel]:
     """Inside, the library drafts k tokens in every round, or with None as its own defaults say: 20 tokens at most, and
     none after one that the draft gave a probability below 0.4."""
-    own = draft.generation_config
-    draft.generation_config = GenerationConfig(
-        pad_token_id=0,
-        num_assistant_tokens=20 if k is None else k,
-        num_assistant_tokens_schedule="constant",
-        assistant_confidence_threshold=0.4 if k is None else 0.0,
-    )
+    own, how = draft.generation_config, CONSTANT | ({"assistant_confidence_threshold": 0.4} if k is None else {})
+    draft.generation_config = GenerationConfig(pad_token_id=0, num_assistant_tokens=20 if k is None else k, **how)
     try:
         yield draft
     finally:

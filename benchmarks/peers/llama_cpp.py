@@ -24,12 +24,12 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from benchmarks.peers.library import EARLY_EXIT, LIBRARY, PeerDecoding
+from benchmarks.peers.library import PEER, PeerDecoding
 from draft_models import ModelDrafter
 from speclab.core.counts import Counts
 from speclab.core.sampling import Sampling
@@ -162,10 +162,7 @@ class Programs:
             read = self.file(whole_text(prompt, tokenizer))
             out, _ = self.run(TOKENIZE, "-f", read, "--ids", "--log-disable", "--no-escape")
             if read_ids(out) != prompt.id_list:
-                template = "; try --no-chat, or" if prompt.chat else ";"
-                raise UsageProblem(
-                    f"llama.cpp makes other ids of a {prompt.kind} prompt{template} leave out --llama-cpp"
-                )
+                raise UsageProblem(f"llama.cpp makes other ids of a {prompt.kind} prompt; leave out --llama-cpp")
 
     def generate(self, prompt: str, draft_length: int, budget: int) -> Generated:
         words = ["-bf", self.file(prompt), "--no-escape", "-t", self.threads, "--temp", 0, "--ignore-eos"]
@@ -220,36 +217,20 @@ class LlamaDecoding(Decoding):
 
 
 class PeersBench(Bench):
-    """The harness with llama.cpp among its arms, where `llama` is set, and with the library's own early exit."""
+    """The harness with the library's ways to decode among its arms, and llama.cpp where `llama` is set."""
 
     llama: Programs | None = None
 
     def decoding(
-        self,
-        arm: Arm,
-        sampling: Sampling,
-        prompt: Prompt,
-        stream: int = 0,
-        budget: int | None = None,
-        lengths: list[int] | None = None,
+        self, arm: Arm, sampling: Sampling, prompt: Prompt, stream: int = 0, budget: int | None = None, *more, **others
     ) -> Decoding:
-        budget, ids = budget or self.max_new_tokens, prompt.ids.to(self.setup.device)
+        budget = budget or self.max_new_tokens
         if arm.method == METHOD:
             return LlamaDecoding(arm, prompt, budget, self)
-        if arm.method == EARLY_EXIT:
-            head: Any = vars(self.drafters[arm.draft])["head"]
-            options = {
-                "assistant_early_exit": head.config.exit_layer,
-                "num_assistant_tokens": arm.draft_length,
-                "num_assistant_tokens_schedule": "constant",
-                "assistant_confidence_threshold": 0.0,
-            }
-            return PeerDecoding(arm, self.setup.target.model, ids, budget, None, **options)
-        if arm.method in LIBRARY:
-            drafter = self.drafters[arm.draft] if arm.draft else None
-            draft = drafter.models[0].model if drafter and drafter.models else None
-            return PeerDecoding(arm, self.setup.target.model, ids, budget, draft)
-        return super().decoding(arm, sampling, prompt, stream, budget, lengths)
+        if arm.method in PEER.values():
+            ids = prompt.ids.to(self.setup.device)
+            return PeerDecoding(arm, self.setup.target.model, ids, budget, self.drafters.get(arm.draft))
+        return super().decoding(arm, sampling, prompt, stream, budget, *more, **others)
 
     def greedy_only(self, arm: Arm) -> bool:
-        return arm.method in (METHOD, *LIBRARY) or super().greedy_only(arm)
+        return arm.method in (METHOD, *PEER.values()) or super().greedy_only(arm)

@@ -7,20 +7,12 @@ from typing import NamedTuple
 
 from benchmarks import common
 from benchmarks.peers import llama_cpp
+from benchmarks.peers.library import PEER
 from speclab.drafts.lengths import LONGEST
 from speclab.present.screen import timed
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, interval, speedup
 from speclab.records.rows import Amount, Count, Facts, RecordPart
 from speclab.theory.formulas import ratio_interval
-
-PEER = {
-    "baseline": "generate",
-    "model": "assisted",
-    "model auto": "dynamic",
-    "ngram": "lookup",
-    "exit": "early exit",
-}  # the lab's method -> the library's
-
 
 # --- the record -------------------------------------------------------------------------------------------------------
 
@@ -127,10 +119,8 @@ def speed_tables(run: PeersRun) -> list[Block]:
         "tok/pass": lambda arm: f"{n_tokens / sum(t.n_passes for t in arms[arm]):.2f}",
         "same text": lambda arm: same.get(f"{arm[0]} k={arm[1]}", same.get(arm[0], "-")),
     }
-    measured = list(dict.fromkeys(method for method, _ in arms))
+    measured = {method for method, _ in arms}
     methods = [f"{method}: {meaning}" for method, meaning in METHODS.items() if method in measured]
-    more = [name for name in measured if name not in METHODS and name != llama_cpp.METHOD]
-    methods += [f"{name}: our speculative loop with --draft {name}, which has no peer" for name in more]
     return [Table(list(arms), keys | speeds), Lines(methods + LEGEND)]
 
 

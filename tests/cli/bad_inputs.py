@@ -220,9 +220,6 @@ ROWS = [
     Row(f"{SAME} -k 0 --target draft", 2, ("-k 0", "1 or more")),
     Row(f"{SAME} --target ./nowhere", 3, ("./nowhere", "save_pretrained")),
     Row(f"{EXPERTS} --used 9", 2, ("9 of 8 experts", "--used 8")),
-    Row(f"{EXPERTS} --context 100000", 2, ("0 texts", "--context")),
-    Row(f"{EXPERTS} --experts 256 --layers 1024", 3, ("GB are free", "--layers")),
-    Row(f"{PEERS} --prompt x --draft draft --llama-target nowhere.gguf", 2, ("--llama-target", "nowhere.gguf")),
     Row(f"{B} --prompt x --chat", 2, ("no chat template", "use --no-chat")),
     Row("-m tests.gallery --only x", 2, ("--only x", "numbers")),
 ]

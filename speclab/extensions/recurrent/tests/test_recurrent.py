@@ -17,6 +17,7 @@ from benchmarks.peers.library import PeerDecoding
 from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.counts import Counts
+from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
@@ -267,8 +268,8 @@ def test_the_head_of_a_run_says_what_is_different():
     assert "\nstates  recurrent layers: after a rejected draft" in made().describe()
 
 
-def peer(arm: Arm, draft: PreTrainedModel | None = None) -> PeerDecoding:
-    return PeerDecoding(arm, tiny("lfm2"), prompt_of(4), 4, draft)
+def peer(arm: Arm, family: str = "lfm2", drafter: Drafter | None = None) -> PeerDecoding:
+    return PeerDecoding(arm, tiny(family), prompt_of(4), 4, drafter)
 
 
 UNKNOWN = "does not know models with recurrent layers, and lfm2 is one"
@@ -276,7 +277,7 @@ NO_CROP = "no model whose states cannot be cropped; use compare"
 # The library's own speculation would crop their cache, or refuse with an error of its own in the middle of a run.
 REFUSED = {
     "lookup": (lambda: peer(Arm("lookup", "ngram", 4)), NO_CROP),
-    "assisted": (lambda: peer(Arm("assisted", "model", 4), tiny("lfm2")), NO_CROP),
+    "assisted": (lambda: peer(Arm("assisted", "model", 4), "llama", ModelDrafter(CachedModel(tiny("lfm2")))), NO_CROP),
     "training": (lambda: heads.check_target(tiny("lfm2")), UNKNOWN),
     "feature": (lambda: registry.read("feature").make(made()), UNKNOWN),
     "block": (lambda: registry.read("block").make(made()), UNKNOWN),
