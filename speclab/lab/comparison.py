@@ -1,4 +1,5 @@
-"""One comparison from end to end: measure, check, explain, record. Two short ones show what else can limit a pass.
+"""One comparison from end to end: its settings; measure, check, explain, record. Two short ones show what else can
+limit a pass.
 
 What a pass waits for decides what speculation gains. On a CPU, as the library runs it, a pass of the lab's pair is
 mostly the starting of operations; in one call of the engine `c` arithmetic counts, since the weights are few; of a pair
@@ -6,21 +7,27 @@ that is padded to a larger size it is the reading of weights. So a run of the la
 """
 
 import functools
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
+from speclab.core.drafter import Drafter
 from speclab.core.rules import TOKEN
 from speclab.drafts import registry
+from speclab.drafts.lengths import LONGEST
+from speclab.lab.bench import SPECULATIVE, Bench
 from speclab.lab.harness import Measurement, measure, mixed
+from speclab.lab.instruments import LoopFunctions
 from speclab.lab.known_texts import CostTable, calibrated, probs_of_texts, rounds_of_texts
 from speclab.lab.output_checks import judge
 from speclab.lab.rows import noise_floors, rows_of
-from speclab.lab.run_config import RunConfig
-from speclab.models import padding
+from speclab.models import loading, padding
 from speclab.models import prompts as texts
 from speclab.models.memory import USABLE, bandwidth, block_bytes, free_memory, is_mixture_of_experts, weights_read
-from speclab.models.setup import load_setup
+from speclab.models.prompts import Prompt
+from speclab.models.setup import Setup, load_setup
+from speclab.records import files
 from speclab.records.files import ComparisonRun
-from speclab.records.rows import BASELINE, GENERATE, LOOKUP, Arm, Row
+from speclab.records.rows import AUTO, BASELINE, GENERATE, LOOKUP, Arm, Row
 from speclab.theory import attribution
 
 SIZES = ("lab:50m", "lab:100m", "lab:200m", "lab:1b", "lab:2b", "lab:8b")  # of the padded target
@@ -28,6 +35,79 @@ SECONDS = 110.0  # that the padded comparison may take
 READINGS = 5200  # of the target's weights that take as long as it: passes of all arms, prefill, loading, checks
 DRAFT_SHARE = 10  # the padded draft has a tenth of the target's parameters, a usual ratio: 8b and 1b, 70b and 8b
 PROMPTS_OF_A_KIND, NEW_TOKENS, LENGTHS = 2, 48, [2, 4]  # of a short comparison
+
+
+@dataclass
+class RunConfig:
+    """Everything that a run needs."""
+
+    setup: Setup
+    drafters: dict[str, Drafter]  # by the name that tables and records give them
+    prompts: list[Prompt]
+    draft_lengths: list[int]
+    temperatures: list[float]
+    max_new_tokens: int
+    repeats: int
+    seed: int
+    functions: LoopFunctions = SPECULATIVE
+
+    def bench(self) -> Bench:
+        return Bench(self.setup, self.drafters, self.max_new_tokens, self.seed, self.functions)
+
+    def arms(self) -> list[Arm]:
+        arms = [BASELINE]
+        for name, drafter in self.drafters.items():
+            auto = drafter.chooses_length
+            lengths = drafter.lengths([LONGEST] if auto else self.draft_lengths)
+            arms += [Arm(self.method(name), name, k, auto, drafter.branches) for k in lengths]
+        return arms
+
+    def instruments(self, arms: list[Arm]) -> dict[str, list[int]]:
+        """Return for every draft the lengths that its instrumented decoding tries: all of them, those in use three
+        times. A draft on auto chooses its own. One that runs a part of the target's pass itself has no such decoding:
+        its passes cost something else than those of all others."""
+        found = {}
+        for name, drafter in self.drafters.items():
+            if lengths := [arm.draft_length for arm in arms if arm.draft == name]:
+                every = [] if drafter.chooses_length else [*range(max(lengths) + 1), *lengths]
+                found[name] = [] if drafter.runs_target else [*every, *lengths]
+        return found
+
+    def method(self, name: str) -> str:
+        """Return the name of a draft's rows; where only one draft is a model, it is called just that."""
+        models = [name for name, drafter in self.drafters.items() if drafter.is_model]
+        auto = AUTO * name.endswith(AUTO)
+        return f"model{auto}" if [name.removesuffix(AUTO)] == models else name
+
+    def models(self) -> dict[str, str]:
+        lines = {"target": loading.describe_model(self.setup.target_name, self.setup.target.model)}
+        said = {name: drafter.describe(name, self.setup.engine) for name, drafter in self.drafters.items()}
+        return lines | {name: line for name, line in said.items() if line}
+
+    def head(self, measured: Measurement) -> dict[str, Any]:
+        """Return the fields of files.LabRun: what ran, where and how."""
+        return {
+            "schema_version": files.SCHEMA_VERSION,
+            **files.when_and_where(self.setup.device),
+            "interrupted": measured.interrupted,
+            "settings": {
+                **self.setup.recorded,
+                "draft_lengths": self.draft_lengths,
+                "temperatures": self.temperatures,
+                "max_new_tokens": self.max_new_tokens,
+                "repeats": self.repeats,
+                **files.prompt_settings([prompt.text for prompt in self.prompts]),
+                "seed": self.seed,
+                "top_k": self.setup.sampling.top_k,
+                "top_p": self.setup.sampling.top_p,
+                "why_engine": self.setup.why_engine,
+                "unapplied_generation_settings": self.setup.unapplied,
+                "rule": self.functions.rule.name if self.functions.rule.name != TOKEN.name else None,
+                "functions": self.functions.about,
+                "chat": any(prompt.chat for prompt in self.prompts),
+            },
+            "models": self.models(),
+        }
 
 
 def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement]:

@@ -44,7 +44,7 @@ class Head(RecordPart):
 
 @dataclass(kw_only=True)
 class LabRun(Head):
-    """All records of compare.py have these entries. settings: those of speclab/lab/run_config.py."""
+    """All records of compare.py have these entries. settings: those of speclab/lab/comparison.py."""
 
     schema_version: Literal[2]
     models: dict[str, str]

@@ -29,7 +29,7 @@ from speclab.extensions.batch.decoding.batched_model import BatchedModel
 from speclab.extensions.batch.decoding.budget import OWN, PUBLISHED, Budget, StepCosts
 from speclab.extensions.batch.decoding.drafters import shared_model
 from speclab.extensions.batch.decoding.loops import BatchDecoding
-from speclab.lab.run_config import RunConfig
+from speclab.lab.comparison import RunConfig
 
 TARGET = "target"
 TURNS = 12  # in which passes are timed

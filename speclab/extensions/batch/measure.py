@@ -26,9 +26,9 @@ from speclab.extensions.batch.decoding.loops import BatchDecoding, autoregressiv
 from speclab.extensions.batch.decoding.texts import Request
 from speclab.extensions.batch.expectations import FIXED, ORACLE, Trace
 from speclab.lab import known_texts, output_checks
+from speclab.lab.comparison import RunConfig
 from speclab.lab.harness import Measurement, kept_when_stopped, take_turns
 from speclab.lab.rows import noise_floors, rows_of
-from speclab.lab.run_config import RunConfig
 from speclab.records.files import ComparisonRun
 from speclab.records.rows import BASELINE, BASELINE_REPEAT, Arm, Decoded, RoundCounts, as_written
 from speclab.system.terminal import progress
