@@ -16,8 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from speclab.core.drafter import Drafter, Lookup
-from speclab.core.law import Law
+from speclab.core.drafter import Drafter, Law, Lookup
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import GREEDY, NOT_FINITE, Drawn, Sampling, draw_draft, probability, to_device
 from speclab.models.cached import CachedModel, tokens_to_keep

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from speclab.cli import flags, parsing
-from speclab.core.rules import rule_of
 from speclab.drafts import registry
 from speclab.drafts.lengths import AutoLength
 from speclab.lab import comparison
@@ -44,7 +43,7 @@ def run(docstring: str, argv: list[str] | None, functions: LoopFunctions | None 
     args = filled(make_parser(docstring).parse_args(argv))
     lengths, args.auto = parsing.lengths(args.draft_length, "-k")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
-    functions = (functions or SPECULATIVE).judged_by(rule_of(args.rule))
+    functions = (functions or SPECULATIVE).judged_by(args.rule)
     config, output = prepare(args, args.name, lengths, temperatures, functions)
     if not args.brief:
         say(head(config))

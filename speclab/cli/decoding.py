@@ -10,7 +10,6 @@ from speclab.cli import flags, parsing
 from speclab.core.clock import old_objects_frozen
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Round
-from speclab.core.rules import rule_of
 from speclab.drafts import registry
 from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.drafts.registry import check_prompts
@@ -63,7 +62,7 @@ def run(
     if drafter:
         print(report.counts_summary(decoded.counts, drafter.branches))
         if functions.rule.law:
-            how_far = f"python compare.py --rule {args.rule} --temperature {args.temperature:g}"
+            how_far = f"python compare.py --rule {args.rule.name} --temperature {args.temperature:g}"
             print(f"LOSSY: the texts leave the target's distribution; {how_far} says by how much")
         n_passes, n = decoded.counts.n_rounds + decoded.counts.n_replays, decoded.counts.n_emitted
         print(f"\n{n} tokens were decoded in {n_passes} passes of the target; one by one it takes {n}")
@@ -94,7 +93,7 @@ def load(args: argparse.Namespace, functions: LoopFunctions) -> Loaded:
         choice.check_greedy(args.temperature == 0)
         if args.draft_length == parsing.AUTO:
             choice.check_auto()
-        functions = functions.judged_by(rule_of(args.rule))
+        functions = functions.judged_by(args.rule)
     setup, prompts = flags.load(args)
     eos = frozenset() if args.ignore_eos else setup.eos
     settings = DecodeSettings(args.max_new_tokens, setup.sampling, eos, args.seed)

@@ -7,14 +7,14 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from speclab.cli.parsing import at_least, plain_name, seed, some_name, some_path
-from speclab.core.rules import TOKEN, all_rules, rule_of
+from speclab.core.clock import busy
+from speclab.core.rules import TOKEN, Rule, all_rules, rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
 from speclab.models import loading, prompts
 from speclab.models.loading import DEVICES, DTYPES, LAB_TARGET
 from speclab.models.prompts import LAB_TEXTS, Prompt
 from speclab.models.setup import ENGINES, Setup, load_setup
-from speclab.system import startup
 from speclab.system.errors import UsageProblem
 from speclab.system.files import OUTPUT, shown
 from speclab.system.terminal import note
@@ -85,10 +85,10 @@ def add_decoding_flags(parser: argparse.ArgumentParser) -> Group:  # for further
     return group
 
 
-def _or_help(table: Callable[[], str], read: Callable[[str], str]) -> Callable[[str], str]:
+def _or_help(table: Callable[[], str], read: Callable[[str], Any]) -> Callable[[str], Any]:
     """Return an argparse type: a value, as `read` gives it; `help` prints a table of all values and ends the run."""
 
-    def parse(text: str) -> str:
+    def parse(text: str) -> Any:
         if text == "help":
             print(table())
             raise SystemExit
@@ -103,26 +103,22 @@ def add_draft_flag(
     help: str = f"what drafts (default: %(default)s); {DRAFT_HELP}",
 ) -> None:
     """Add --draft, which `speclab/drafts/registry.py` reads. A command that has no --rule has the usual one."""
-    parser.set_defaults(rule=TOKEN.name, auto=False)
+    parser.set_defaults(rule=TOKEN, auto=False)
     parser.add_argument("--draft", default=default, metavar="KIND", type=_or_help(registry.shown, str), help=help)
 
 
 def add_rule_flag(parser: Group) -> None:
-    table = _or_help(
-        lambda: "\n".join(f"{kind.usage:<49} {kind.line}" for kind in all_rules().values()),
-        lambda name: rule_of(name).name,
-    )
-    judged = "how drafted tokens are judged (default: %(default)s); --rule help lists all"
-    parser.add_argument("--rule", type=table, default=TOKEN.name, metavar="RULE", help=judged)
+    table = _or_help(lambda: "\n".join(f"{kind.usage:<49} {kind.line}" for kind in all_rules().values()), rule_of)
+    judged = f"how drafted tokens are judged (default: {TOKEN.name}); --rule help lists all"
+    parser.add_argument("--rule", type=table, default=TOKEN, metavar="RULE", help=judged)
 
 
-def check_rule(name: str, temperatures: list[float], choices: list[registry.Choice]) -> None:
+def check_rule(rule: Rule, temperatures: list[float], choices: list[registry.Choice]) -> None:
     """Raise UsageProblem where a rule does not fit a draft, or is lossy with temperature 0, where all rules are one."""
-    rule = rule_of(name)
     if rule.chains_only:
-        registry.check_chains(f"--rule {name}", choices)
+        registry.check_chains(f"--rule {rule.name}", choices)
     if rule.law and 0 in temperatures:
-        raise UsageProblem(f"--rule {name} changes sampled text only; give --temperature above 0, for example 0.8")
+        raise UsageProblem(f"--rule {rule.name} changes sampled text only; give --temperature above 0, for example 0.8")
 
 
 def with_defaults(args: argparse.Namespace, defaults: dict[str, Any]) -> argparse.Namespace:
@@ -136,8 +132,8 @@ def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Se
     sampling, tokenizer = sampling_from(args, temperature), loading.load_tokenizer(args.target)
     given = read_prompts(args, tokenizer)
     setup = setup_from(args, sampling, tokenizer)
-    if setup.device.type == "cpu" and (busy := startup.busy()):
-        note(f"busy    {busy}")
+    if setup.device.type == "cpu" and (line := busy()):
+        note(f"busy    {line}")
     return setup, given
 
 

@@ -1,12 +1,18 @@
-"""The time that work takes on a device, which may do it after the call; and a pause of Python's garbage collector."""
+"""The time that work takes on a device, which may do it after the call; and what disturbs it: Python's garbage
+collector, which pauses here, and other work on the machine."""
 
 import contextlib
 import gc
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+from speclab.system import startup
+
+SHARE = 0.5  # of the cores in use by other work, from which on times may be rough
 
 
 def synchronize(device: torch.device) -> None:
@@ -55,3 +61,11 @@ def old_objects_frozen() -> Iterator[None]:
     finally:
         if is_first:
             gc.unfreeze()
+
+
+def busy() -> str | None:
+    """Return one line about the load average; None where it is low or not known."""
+    n_cores = os.cpu_count() or 1
+    if startup.LOAD is None or SHARE * n_cores >= startup.LOAD:
+        return None
+    return f"other work uses this machine (load average {startup.LOAD:.1f} on {n_cores} cores), so times may be rough"

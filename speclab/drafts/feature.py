@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from draft_models import as_draft, as_drawn
-from speclab.core.drafter import Drafter
-from speclab.core.law import Law
+from speclab.core.drafter import Drafter, Law
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import GREEDY, Drawn, Sampling, draw_draft, probability, to_device
 from speclab.drafts.heads.feature import FeatureHead, parts_of_head, target_pass

@@ -34,6 +34,7 @@ def judge_greedy(measured: Measurement, arm: Arm, temperature: float = 0.0) -> d
         found = [  # repeats of a greedy decoding may differ, where lengths choose themselves and on a server
             losslessness.judge_divergence(setup.reference, asked.id_list, expected, [*text], setup.target.vocab_size)
             for text in dict.fromkeys(map(tuple, line.texts))
+            if [*text] != expected
         ]
         # A wrong text comes before near-ties.
         if first := min(filter(None, found), key=lambda one: one.numerical, default=None):

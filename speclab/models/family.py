@@ -6,6 +6,7 @@ model_family.py, an object of a subclass. What no family claims is treated as a 
 speclab/models/checks.py proves whether it is one.
 """
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from speclab.core.rounds import Target
 from speclab.core.sampling import Sampling
@@ -159,9 +161,20 @@ DECODER_ONLY = Family()
 
 
 def family_for(config: PreTrainedConfig) -> Family:
-    """Return the first family of an extension that claims models with this config; else `DECODER_ONLY`."""
+    """Return the first family of an extension that claims models with this config; else `DECODER_ONLY`, which needs no
+    extension to be asked where it is known to be right."""
+    if is_usual(config):
+        return DECODER_ONLY
     families: Iterable[Family] = (module.FAMILY for module in extensions.modules("model_family"))
     return next((family for family in families if family.claims(config)), DECODER_ONLY)
+
+
+def is_usual(config: PreTrainedConfig) -> bool:
+    """Tell whether it is of a decoder alone for which the library makes a cache with rows for each token."""
+    with contextlib.suppress(Exception):  # a config that the library makes no cache of is refused later
+        kinds = {type(layer) for layer in DynamicCache(config=config).layers}
+        return not config.is_encoder_decoder and kinds <= {DynamicLayer, DynamicSlidingWindowLayer}
+    return False
 
 
 def family_of(model: PreTrainedModel) -> Family:

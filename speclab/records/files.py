@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from pydantic import TypeAdapter
 
+from speclab.core.clock import busy
 from speclab.records.rows import Amount, Count, Decoded, Facts, Noise, RecordPart, Row, as_written
 from speclab.system import startup
 from speclab.system.errors import EnvironmentProblem
@@ -82,7 +83,7 @@ def when_and_where(device: torch.device) -> Facts:
 def machine(device: torch.device) -> Facts:
     info = Path("/proc/cpuinfo")
     named = re.search(r"^model name\s*: (.*)", info.read_text() if info.exists() else "", re.MULTILINE)
-    probe = {"probe": {"free": startup.busy() is None, "load": startup.LOAD}} if device.type == "cpu" else {}
+    probe = {"probe": {"free": busy() is None, "load": startup.LOAD}} if device.type == "cpu" else {}
     return {
         "cpu": named[1] if named else platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

@@ -1,4 +1,4 @@
-"""Imported first by every script: says what takes so long, makes Ctrl-C one line, and knows of other work here.
+"""Imported first by every script: says what takes so long, makes Ctrl-C one line, and asks for the load of the machine.
 
 `reports_problems` takes over when main() runs. A module that is no script gets neither. Both tell the threads of OpenMP
 to sleep between their jobs: by default a thread tests for milliseconds whether there is a next job, and beside another
@@ -13,17 +13,8 @@ from importlib.util import find_spec
 
 from speclab.system.terminal import note
 
-SHARE = 0.5  # of the cores in use by other work, from which on times may be rough
 # Of the last minute, before this program has done any work of its own; Windows has none.
 LOAD: float | None = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-
-
-def busy() -> str | None:
-    """Return one line about the load average; None where it is low or not known."""
-    n_cores = os.cpu_count() or 1
-    if LOAD is None or SHARE * n_cores >= LOAD:
-        return None
-    return f"other work uses this machine (load average {LOAD:.1f} on {n_cores} cores), so times may be rough"
 
 
 def _leave(*_: object) -> None:

@@ -16,7 +16,7 @@ from draft_models import NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.accept import accept_from_logits
 from speclab.core.counts import Counts
-from speclab.core.law import CertainLaw, Law
+from speclab.core.drafter import CertainLaw, Law
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.lab.bench import Bench

@@ -212,6 +212,7 @@ MARKED = Marked()
 def marked(monkeypatch):
     """A llama that belongs to a family of its own, the only one that there is."""
     monkeypatch.setattr(extensions, "modules", lambda name: [SimpleNamespace(FAMILY=MARKED)])
+    monkeypatch.setattr(family, "is_usual", lambda config: False)
     model = tiny("llama")
     model.config.marked = True
     return model

@@ -2,6 +2,7 @@
 
 import pytest
 
+from speclab.core import clock
 from speclab.system import startup
 
 
@@ -11,6 +12,6 @@ from speclab.system import startup
 )
 def test_a_loaded_machine_is_named(monkeypatch, average, n_cores, busy):
     monkeypatch.setattr(startup, "LOAD", average)
-    monkeypatch.setattr(startup.os, "cpu_count", lambda: n_cores)
-    line = startup.busy()
+    monkeypatch.setattr(clock.os, "cpu_count", lambda: n_cores)
+    line = clock.busy()
     assert busy == (line is not None and f"{average:.1f}" in line and "\n" not in line)

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from speclab.cli import compare, decoding
+from speclab.core.rules import TOKEN
 from speclab.drafts import registry
 from speclab.extensions.learner import checks
 from speclab.extensions.learner.checks import check_command
@@ -51,9 +52,9 @@ def run(package: str, numbers: list[int], words: list[str]) -> int:
     if usable != {0}:  # no exercise has a part in drafts with branches
         registry.check_chains("your code", registry.read_all(args.draft.split(",")))
     modules = load(package, numbers, usable)
-    rule, own = getattr(args, "rule", "token"), [n for n in modules if ROLES[n][1] in ("accept", "decode", "rule")]
-    if own and rule != "token":
-        raise UsageProblem(f"--rule {rule} and exercise {own[0]} decide the same; leave one of them out")
+    rule, own = getattr(args, "rule", TOKEN), [n for n in modules if ROLES[n][1] in ("accept", "decode", "rule")]
+    if own and rule is not TOKEN:
+        raise UsageProblem(f"--rule {rule.name} and exercise {own[0]} decide the same; leave one of them out")
     functions = Learner(package, modules).functions()
     seen: list[tuple[Any, Any]] = []
     code = script.main(rest, replace(functions, look_at=lambda *pair: seen.append(pair)))

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from speclab.core.law import Place
+from speclab.core.drafter import Place
 from speclab.core.rules import Rule
 from speclab.lab.harness import Measurement
 from speclab.models.family import distributions

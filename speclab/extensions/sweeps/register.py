@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from draft_models import as_draft
-from speclab.core.drafter import Drafter, Wrapper
-from speclab.core.law import Law
+from speclab.core.drafter import Drafter, Law, Wrapper
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling
 from speclab.drafts.registry import Choice, add, read

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
 from draft_models import ModelDrafter, draft_room
-from speclab.core.law import Law
+from speclab.core.drafter import Law
 from speclab.core.rounds import Target
 from speclab.core.sampling import Sampling, to_device
 from speclab.extensions.tokenizers.shared_tokens import END, Reading, SharedTokens, shared_tokens, token_bytes

@@ -17,8 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from draft_models import as_draft, draft_room
-from speclab.core.drafter import Lookup
-from speclab.core.law import CertainLaw, Law, Place
+from speclab.core.drafter import CertainLaw, Law, Lookup, Place
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import GREEDY, Sampling, most_probable, to_host
 from speclab.extensions.tokenizers.shared_tokens import start_of_text, tokenized_inside

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from draft_models import as_draft
-from speclab.core.drafter import Drafter
-from speclab.core.law import Law
+from speclab.core.drafter import Drafter, Law
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling, to_device, to_host
 from speclab.extensions.trees.draft import TreeDraft, TreesDrafter, parents_of
