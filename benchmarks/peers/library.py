@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from speclab.core.counts import Counts
-from speclab.lab.decodings import LibraryDecoding
+from speclab.lab.instruments import LibraryDecoding
 from speclab.models.family import family_of
 from speclab.records.rows import Arm
 from speclab.system.errors import EnvironmentProblem

@@ -34,7 +34,7 @@ from draft_models import ModelDrafter
 from speclab.core.counts import Counts
 from speclab.core.sampling import Sampling
 from speclab.lab.bench import Bench
-from speclab.lab.decodings import Decoding
+from speclab.lab.instruments import Decoding
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.rows import Arm

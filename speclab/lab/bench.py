@@ -12,8 +12,7 @@ from optimized_speculative import speculative_decode
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Draft
 from speclab.core.sampling import GREEDY, ON_GRAPHS, Sampling
-from speclab.lab.decodings import Decoding, LibraryDecoding
-from speclab.lab.instruments import LoopFunctions, VariedLength, reference_text, with_phases
+from speclab.lab.instruments import Decoding, LibraryDecoding, LoopFunctions, VariedLength, reference_text, with_phases
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.rows import GENERATE, Arm

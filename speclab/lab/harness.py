@@ -24,7 +24,7 @@ from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
 from speclab.drafts.lengths import LONGEST
 from speclab.lab.bench import Bench
-from speclab.lab.decodings import Decoding
+from speclab.lab.instruments import Decoding
 from speclab.lab.round_costs import measure_costs
 from speclab.models.prompts import Prompt
 from speclab.records.rows import BASELINE, BASELINE_REPEAT, CONTROL, INSTRUMENT, Arm, Decoded

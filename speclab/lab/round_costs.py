@@ -9,8 +9,7 @@ from torch import Tensor
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts.lengths import LONGEST, RoundCosts
-from speclab.lab.decodings import Decoding
-from speclab.lab.instruments import ConstantDrafter, LoopFunctions, VariedLength, with_phases
+from speclab.lab.instruments import ConstantDrafter, Decoding, LoopFunctions, VariedLength, with_phases
 from speclab.models.cached import CachedModel
 from speclab.records.rows import INSTRUMENT, Arm
 from speclab.theory.costs import RoundTime, fit

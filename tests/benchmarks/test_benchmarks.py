@@ -13,8 +13,8 @@ from benchmarks.peers.library import counted_passes
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.sampling import GREEDY
 from speclab.drafts.lengths import AutoLength
-from speclab.lab.decodings import Decoding
 from speclab.lab.harness import measure, take_turns
+from speclab.lab.instruments import Decoding
 from speclab.models import memory, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt

@@ -19,11 +19,10 @@ from speclab.core import clock
 from speclab.core.rounds import Round
 from speclab.core.sampling import Sampling
 from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
-from speclab.lab import decodings, harness, instruments
+from speclab.lab import harness, instruments
 from speclab.lab.bench import Bench
-from speclab.lab.decodings import Decoding
 from speclab.lab.harness import interleaved, measure, take_turns
-from speclab.lab.instruments import VariedLength
+from speclab.lab.instruments import Decoding, VariedLength
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -57,7 +56,7 @@ class Machine:
         self.seconds, self.tick = 0.0, tick
         self.passes: list[tuple[str, int, int]] = []  # (who, width, tokens in the cache before), prompts apart
         fake = SimpleNamespace(perf_counter=self.now)
-        for module in (decodings, clock, instruments):
+        for module in (clock, instruments):
             monkeypatch.setattr(module, "time", fake)
         start, feed, self.target = CachedModel.prefill, CachedModel.run, target
 

@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 
 import baseline_autoregressive
 import optimized_speculative
-from speclab.lab.decodings import library_generate
+from speclab.lab.instruments import library_generate
 from speclab.models import loading
 from speclab.system.errors import EnvironmentProblem
 from tests.cli.bad_inputs import edited

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
-from speclab.lab.decodings import library_generate
+from speclab.lab.instruments import library_generate
 from speclab.models import loading, memory, padding, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.checks import check_model

@@ -19,7 +19,7 @@ from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.extensions.encoders.model_family import FAMILY, EncoderDecoderBackend, EncoderRoom, start_id
 from speclab.extensions.encoders.tests.tiny_encoders import BOS, FAMILIES, START, VOCAB, tiny, tiny_of
-from speclab.lab.decodings import library_generate
+from speclab.lab.instruments import library_generate
 from speclab.models import checks
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.system.errors import EnvironmentProblem, UsageProblem
