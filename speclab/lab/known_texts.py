@@ -24,7 +24,7 @@ from speclab.models.prompts import Prompt
 from speclab.records.rows import Arm, RoundCounts
 from speclab.theory.attribution import Text
 from speclab.theory.costs import Costs, fit, without_clock
-from speclab.theory.forecast import AcceptProbs
+from speclab.theory.formulas import AcceptProbs
 
 CostTable = dict[tuple[str, float], Costs]  # by draft and temperature
 ProbsOfText = Callable[[str, float, int, Text], AcceptProbs]  # (draft, temperature, prompt index, text)

@@ -17,8 +17,7 @@ from typing import Any
 
 from speclab.records.rows import Decoded, Noise, RoundCounts, Row, Rung, Verdict
 from speclab.theory.costs import Costs, catch_ups
-from speclab.theory.forecast import AcceptProbs, Forecast, forecast
-from speclab.theory.formulas import expected_tokens_per_round, leviathan_speedup
+from speclab.theory.formulas import AcceptProbs, Forecast, expected_tokens_per_round, forecast, leviathan_speedup
 
 Text = tuple[int, ...]  # new tokens
 FURTHEST = 1.10  # reach of a noise floor beyond which speeds are rough; those of quiet machines reach 0.94 and 1.10

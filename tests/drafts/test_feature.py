@@ -13,7 +13,7 @@ from speclab.lab.known_texts import accept_probs
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.theory.forecast import forecast
+from speclab.theory.formulas import forecast
 from tests.decoding import plain_text, speculative_rounds
 from tests.heads import LEARNT, N_NEW, feature_row, keeping, prompts, tiny_head, trained
 from tests.tiny_models import DTYPE_ON, VOCAB, on_engine, tiny

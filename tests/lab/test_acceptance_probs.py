@@ -27,7 +27,7 @@ from speclab.lab.known_texts import accept_probs, calibrated
 from speclab.models.prompts import Prompt
 from speclab.records.rows import BASELINE, Arm
 from speclab.theory import attribution
-from speclab.theory.forecast import forecast
+from speclab.theory.formulas import forecast
 from tests.decoding import plain_text, speculative_rounds
 from tests.lab.test_harness import Machine, make_bench, make_prompt
 from tests.tiny_models import PlainTransformer, perturbed

@@ -16,7 +16,7 @@ from speclab.records.rows import BASELINE, Arm, Decoded, RoundCounts
 from speclab.theory import attribution
 from speclab.theory.attribution import predictions, price
 from speclab.theory.costs import Costs, catch_ups
-from speclab.theory.forecast import AcceptProbs, forecast
+from speclab.theory.formulas import AcceptProbs, forecast
 from tests.decoding import model_accept_probs
 
 VERIFY, DRAFT = [(1, 1.1), (2, 1.2), (3, 1.4), (4, 1.5), (5, 1.7)], [(n, 0.1 + 0.08 * (n - 1)) for n in range(1, 9)]

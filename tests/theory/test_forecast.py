@@ -16,7 +16,7 @@ import torch
 
 from draft_models import NgramDrafter
 from speclab.core.sampling import Sampling
-from speclab.theory.forecast import Forecast, forecast
+from speclab.theory.formulas import Forecast, forecast
 from tests.decoding import model_accept_probs
 from tests.test_exact import Job, Prefix, Tables, play, random_tables, target_law
 

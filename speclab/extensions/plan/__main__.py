@@ -5,7 +5,7 @@
     python -m speclab.extensions.plan --target FOLDER --draft FOLDER,ngram
 
 The baseline's texts, one pass of each draft over them, and calibrated costs give the expected time at every draft
-length (speclab/theory/forecast.py); the length with the highest expected speedup is taken.
+length (speclab/theory/formulas.py); the length with the highest expected speedup is taken.
 What comes out: verdicts and tables, a run record (JSON), a page in Markdown, and a picture. See docs/why-not-faster.md.
 """
 

@@ -15,7 +15,7 @@ from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.models.family import Room
 from speclab.system.errors import UsageProblem
-from speclab.theory.forecast import forecast
+from speclab.theory.formulas import forecast
 from tests.decoding import plain_text, speculative_rounds
 from tests.llamas import tiny_llama
 from tests.models.test_caches import worst_difference
