@@ -46,9 +46,9 @@ from draft_models import NgramDrafter
 from speclab.cli import flags, parsing
 from speclab.drafts import registry
 from speclab.drafts.lengths import LONGEST, AutoLength
+from speclab.lab.comparison import exit_code, judge_greedy
 from speclab.lab.harness import measure, take_turns
 from speclab.lab.instruments import Decoding
-from speclab.lab.output_checks import exit_code, judge_greedy
 from speclab.models import loading
 from speclab.models.cached import check_prompt
 from speclab.models.setup import Setup

@@ -36,7 +36,7 @@ class PeersRun(common.BenchmarkRun):
     """The record of `python -m benchmarks.peers`."""
 
     models: dict[str, str]
-    correctness: list[Facts]  # of speclab/lab/output_checks.py, one entry for every arm but the baseline
+    correctness: list[Facts]  # of speclab/lab/comparison.py, one entry for every arm but the baseline
     raw: list[PeerTiming]
 
 

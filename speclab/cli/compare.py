@@ -11,10 +11,9 @@ from speclab.drafts import registry
 from speclab.drafts.lengths import AutoLength
 from speclab.lab import comparison
 from speclab.lab.bench import SPECULATIVE
-from speclab.lab.comparison import RunConfig
+from speclab.lab.comparison import RunConfig, exit_code
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.instruments import LoopFunctions
-from speclab.lab.output_checks import exit_code
 from speclab.models import padding
 from speclab.models.loading import LAB_TARGET
 from speclab.present import pictures, report

@@ -62,7 +62,7 @@ class Measurement:
     rounds: list[RoundTime] = field(default_factory=list)  # of the instrumented decodings
     controls: list[RoundTime] = field(default_factory=list)
     steps: list[RoundTime] = field(default_factory=list)  # of the second baseline
-    correctness: list[dict] = field(default_factory=list)  # what speclab/lab/output_checks.py says
+    correctness: list[dict] = field(default_factory=list)  # what speclab/lab/comparison.py says
     stop: BaseException | None = None  # what ended the turns early
 
     @property

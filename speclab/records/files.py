@@ -56,7 +56,7 @@ class ComparisonRun(LabRun):
     """The record of `python compare.py`."""
 
     prompts: Facts  # n, kinds, n_cut: greedy texts that are cut where they begin to repeat
-    correctness: list[Facts]  # of speclab/lab/output_checks.py
+    correctness: list[Facts]  # of speclab/lab/comparison.py
     noise: list[Noise]
     costs: list[Facts]  # of each draft and temperature, as speclab/theory/costs.py writes them
     rows: list[Row]

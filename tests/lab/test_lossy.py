@@ -10,7 +10,7 @@ import pytest
 
 import compare
 import optimized_speculative
-from speclab.lab import output_checks
+from speclab.lab import comparison
 from speclab.present.screen import screen, small_print
 from speclab.records.files import ComparisonRun
 from tests.lab.conftest import call
@@ -64,13 +64,13 @@ def test_every_row_of_a_lossy_rule_says_so_and_how_far_it_is_off(run, monkeypatc
 
 def test_the_z_statistics_are_a_fact_and_impossible_tokens_a_failure(run, monkeypatch):
     """Beyond the bound the run exits 0; a token that the target cannot emit is wrong with any rule."""
-    right = output_checks.losslessness.z_statistics
+    right = comparison.losslessness.z_statistics
     result = lambda surprise: lambda places: right(places)._replace(residual=40.0, surprise=surprise)  # noqa: E731
-    monkeypatch.setattr(output_checks.losslessness, "z_statistics", result(9.0))
+    monkeypatch.setattr(comparison.losslessness, "z_statistics", result(9.0))
     code, out, _ = run("credulous", "-k", "3", "--draft", "ngram", "--repeats", "1")
     assert code == 0
     assert "z_S = +40.00" in out
-    monkeypatch.setattr(output_checks.losslessness, "z_statistics", result(math.inf))
+    monkeypatch.setattr(comparison.losslessness, "z_statistics", result(math.inf))
     code, out, _ = run("credulous", "-k", "3", "--draft", "ngram", "--repeats", "1")
     assert code == 1
     assert "NOT the target's distribution" in " ".join(out.split())

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from speclab.lab import output_checks
+from speclab.lab import comparison
 from speclab.records.rows import BASELINE, Arm, Decoded
 from speclab.theory import losslessness
 from speclab.theory.losslessness import Divergence
@@ -37,6 +37,6 @@ VERDICTS += [(texts, ["BUG"]) for texts in ([NEAR, WRONG], [WRONG, NEAR], [RIGHT
 
 @pytest.mark.parametrize(("texts", "verdicts"), VERDICTS)
 def test_a_wrong_text_among_the_repeats_is_found(measured, texts, verdicts):
-    entry = output_checks.judge_greedy(measured(texts), Arm("model", "model", 4))
+    entry = comparison.judge_greedy(measured(texts), Arm("model", "model", 4))
     assert [one["verdict"] for one in entry["differences"]] == verdicts
     assert entry["passed"] == ("BUG" not in verdicts)

@@ -22,8 +22,7 @@ from speclab.extensions.batch.decoding.batched_model import check_batch
 from speclab.extensions.batch.decoding.budget import RULES, Budgeted
 from speclab.extensions.batch.decoding.drafters import check_drafter
 from speclab.extensions.batch.measure import compare_batches
-from speclab.lab.comparison import RunConfig
-from speclab.lab.output_checks import exit_code
+from speclab.lab.comparison import RunConfig, exit_code
 from speclab.present import pictures
 from speclab.present.screen import screen
 from speclab.records.rows import AUTO

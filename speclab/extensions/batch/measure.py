@@ -25,7 +25,7 @@ from speclab.extensions.batch.decoding.drafters import BatchDrafter, batch_draft
 from speclab.extensions.batch.decoding.loops import BatchDecoding, autoregressive_decode_batch, speculative_decode_batch
 from speclab.extensions.batch.decoding.texts import Request
 from speclab.extensions.batch.expectations import FIXED, ORACLE, Trace
-from speclab.lab import known_texts, output_checks
+from speclab.lab import comparison, known_texts
 from speclab.lab.comparison import RunConfig
 from speclab.lab.harness import Measurement, kept_when_stopped, take_turns
 from speclab.lab.rows import noise_floors, rows_of
@@ -242,7 +242,7 @@ def judge(decoded: Batches) -> Measurement:
             measured.lines.append(line)
         if one != FIRST and (temperature == 0 or arm.speculative):
             asked.append((arm, temperature))
-    output_checks.judge(measured, asked)
+    comparison.judge(measured, asked)
     return measured
 
 

@@ -23,10 +23,9 @@ from typing import Any
 from speclab.cli import compare, flags, parsing
 from speclab.cli.compare import Output, show
 from speclab.drafts import registry
-from speclab.lab.comparison import RunConfig, measure_and_judge
+from speclab.lab.comparison import RunConfig, exit_code, measure_and_judge
 from speclab.lab.harness import Measurement
 from speclab.lab.known_texts import ProbsOfText, calibrated, probs_of_texts
-from speclab.lab.output_checks import exit_code
 from speclab.lab.rows import noise_floors
 from speclab.present import pictures, tables
 from speclab.present.pictures import STYLES, Panel, Series, draw, plain

@@ -32,10 +32,9 @@ from draft_models import ModelDrafter
 from speclab.cli import compare, flags, parsing
 from speclab.drafts import registry
 from speclab.extensions.sweeps.register import Dial
-from speclab.lab.comparison import RunConfig, build_rows, measure_and_judge
+from speclab.lab.comparison import RunConfig, build_rows, exit_code, measure_and_judge
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.known_texts import calibrated
-from speclab.lab.output_checks import exit_code
 from speclab.lab.rows import noise_floors
 from speclab.models.prompts import Prompt
 from speclab.present import pictures, tables
