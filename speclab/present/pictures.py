@@ -17,16 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from matplotlib.transforms import ScaledTranslation
 
-from speclab.present.screen import (
-    ROUGH,
-    drafted,
-    first_rows,
-    full_rows,
-    rough_factor,
-    small_print,
-    step_seconds,
-    target_name,
-)
+from speclab.present import screen
 from speclab.present.tables import short, temperature_name
 from speclab.records.files import ComparisonRun, Head
 from speclab.records.rows import AUTO, Row, lookup_shares
@@ -94,41 +85,37 @@ def blank(n: int, width: float, height: float, **shared) -> tuple[Figure, list]:
 
 
 def draw(panels: list[Panel], width: float = 4.6, height: float = 4.2) -> Figure:
-    """Return a figure of panels. They show one quantity and have one y axis, not below 0."""
+    """Return a figure of panels. They show one quantity and have one y axis, not below 0. Measured values are drawn
+    first, so that they stand first in the legend, which leaves out what begins with "_"."""
     figure, axes = blank(max(1, len(panels)), width, height, sharey=True)
     for axis, panel in zip(axes, panels, strict=False):
-        _draw_panel(axis, panel)
+        given = [series for series in panel.series if series.values]
+        shown = [one._replace(label=" " * one.label.startswith("_") + one.label, look=one.look % 7) for one in given]
+        measured, lines = ([one for one in shown if bool(one.style) == is_line] for is_line in (False, True))
+        step = min(20.0, WIDEST / max(1, len(measured)))
+        for i, series in enumerate(measured):
+            _markers(axis, series, (i - (len(measured) - 1) / 2) * step)
+        named = set[str]()
+        for series in lines:  # the first one of a name stands in the legend
+            label = "_" if series.label in named else series.label
+            named.add(series.label)
+            values = [value for value, *_ in series.values.values()]
+            look: dict[str, Any] = {"marker": "_" * (len(values) == 1), "markersize": 12, "color": COLOURS[series.look]}
+            axis.plot(list(series.values), values, series.style, label=label, **look)
+        if panel.log:
+            axis.set_xscale("log", base=2)
+        ticks = panel.ticks or {place: f"{place:g}" for place in sorted({x for series in shown for x in series.values})}
+        axis.set_xticks(list(ticks), list(ticks.values()), fontsize=8)
+        axis.update_datalim([(place, 1.0) for place in ticks])  # all panels of a figure have the same places
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.set_xlabel(panel.x_label)
+        if axis.get_subplotspec().is_first_col():
+            axis.set_ylabel("speedup over the baseline (decoding)")
+        axis.margins(x=0.12, y=0.15)  # room for what stands beside its place, and for the numbers
+        axis.axhline(1, color="black", linewidth=1)
+        legend_above(axis, panel.title)
     axes[0].set_ylim(bottom=max(0.0, axes[0].get_ylim()[0]))
     return figure
-
-
-def _draw_panel(axis, panel: Panel) -> None:
-    """Draw the measured values first, so that they stand first in the legend. It leaves out what begins with "_"."""
-    given = [series for series in panel.series if series.values]
-    shown = [one._replace(label=" " * one.label.startswith("_") + one.label, look=one.look % 7) for one in given]
-    measured, lines = ([one for one in shown if bool(one.style) == is_line] for is_line in (False, True))
-    step = min(20.0, WIDEST / max(1, len(measured)))
-    for i, series in enumerate(measured):
-        _markers(axis, series, (i - (len(measured) - 1) / 2) * step)
-    named = set[str]()
-    for series in lines:  # the first one of a name stands in the legend
-        label = "_" if series.label in named else series.label
-        named.add(series.label)
-        values = [value for value, *_ in series.values.values()]
-        look: dict[str, Any] = {"marker": "_" * (len(values) == 1), "markersize": 12, "color": COLOURS[series.look]}
-        axis.plot(list(series.values), values, series.style, label=label, **look)
-    if panel.log:
-        axis.set_xscale("log", base=2)
-    ticks = panel.ticks or {place: f"{place:g}" for place in sorted({x for series in shown for x in series.values})}
-    axis.set_xticks(list(ticks), list(ticks.values()), fontsize=8)
-    axis.update_datalim([(place, 1.0) for place in ticks])  # all panels of a figure have the same places
-    axis.xaxis.set_minor_locator(NullLocator())
-    axis.set_xlabel(panel.x_label)
-    if axis.get_subplotspec().is_first_col():
-        axis.set_ylabel("speedup over the baseline (decoding)")
-    axis.margins(x=0.12, y=0.15)  # room for what stands beside its place, and for the numbers
-    axis.axhline(1, color="black", linewidth=1)
-    legend_above(axis, panel.title)
 
 
 def _markers(axis, series: Series, right: float) -> None:
@@ -172,10 +159,10 @@ def note(axis, x: float, y: float, text: str, up: float = 7, right: float = 0, *
 def save(figure: Figure, run: Head, folder: Path, name: str, beside: Iterable[Head] = ()) -> Path:
     """Write the figure of these runs as folder/name.png, signed, with a line above it where speeds are rough."""
     runs = [run, *beside]
-    if factor := max(filter(None, map(rough_factor, runs)), key=float, default=None):
-        title = "\n".join(filter(None, [f"{ROUGH} {factor}", figure.get_suptitle()]))
+    if factor := max(filter(None, map(screen.rough_factor, runs)), key=float, default=None):
+        title = "\n".join(filter(None, [f"{screen.ROUGH} {factor}", figure.get_suptitle()]))
         figure.suptitle(title, fontsize=9, color="#B00020")
-    figure.supxlabel("\n".join(dict.fromkeys(map(small_print, runs))), fontsize=7, color="#555555")
+    figure.supxlabel("\n".join(dict.fromkeys(map(screen.small_print, runs))), fontsize=7, color="#555555")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     plt.close(figure)
@@ -186,12 +173,12 @@ def comparison(run: ComparisonRun, folder: Path, name: str) -> list[partial[Path
     """Return the pictures of a comparison, of which the speedups and the limits show its short runs, too: each is
     painted and written when it is called, so that what fails in one costs no other file.  -> its path, if any"""
     painters: dict[str, Painter] = {"speedup": lambda parts: draw(speedup_panels(parts), 5.4, 4.6)}
-    painters |= {"why": lambda parts: _why(drafted(run))} | ({"limits": _limits} if len(run.parts) == 3 else {})
+    painters |= {"why": lambda parts: _why(screen.drafted(run))} | ({"limits": _limits} if len(run.parts) == 3 else {})
     return [partial(_write, paint, run, folder, f"{name}-{what}") for what, paint in painters.items()]
 
 
 def _write(paint: Painter, run: ComparisonRun, folder: Path, name: str) -> Path | None:
-    figure = paint(run.parts) if drafted(run) else None
+    figure = paint(run.parts) if screen.drafted(run) else None
     others = filter(None, [] if name.endswith("-why") else [run.eager, run.padded])
     return save(figure, run, folder, name, others) if figure else None
 
@@ -199,7 +186,7 @@ def _write(paint: Painter, run: ComparisonRun, folder: Path, name: str) -> Path 
 def speedup_panels(runs: list[ComparisonRun]) -> list[Panel]:
     """Draw the speedup against k, with the forecast and the book's formula: a panel for every temperature, run and
     number of texts at a time, a colour and a marker for each draft. Rows on auto stand at a place of their own."""
-    named = [(target_name(run) * (len(runs) > 1), row) for run in runs for row in drafted(run)]
+    named = [(screen.target_name(run) * (len(runs) > 1), row) for run in runs for row in screen.drafted(run)]
     rows = [row for _, row in named]
     ticks = {k: f"{k:g}" for k in sorted({row.draft_length for row in rows if not row.auto})}
     auto = max(ticks, default=0) + 2
@@ -235,10 +222,10 @@ def _limits(runs: list[ComparisonRun]) -> Figure:
     for axis_of_shares in more:
         _lookups(axis_of_shares, runs, shares)
     for run, color, marker in zip(runs, COLOURS, MARKERS, strict=False):
-        whole, step = [row for row in full_rows(run) if not row.auto], step_seconds(run)
+        whole, step = [row for row in screen.full_rows(run) if not row.auto], screen.step_seconds(run)
         passes = {row.draft_length + 1: row.verify_cost or 0.0 for row in whole} | {1: 1.0}  # tokens -> steps
-        speeds, label = {m: m / (passes[m] * step) for m in sorted(passes)}, target_name(run)
-        fixed = [row for row in first_rows(run) if row.draft_length and not row.auto]
+        speeds, label = {m: m / (passes[m] * step) for m in sorted(passes)}, screen.target_name(run)
+        fixed = [row for row in screen.first_rows(run) if row.draft_length and not row.auto]
         if best := max(fixed, key=lambda row: row.speedup, default=None):
             if speed := speeds.get(best.draft_length + 1):
                 axis.plot([best.draft_length + 1], [speed], marker, color=color, markersize=11)
@@ -257,8 +244,8 @@ def _limits(runs: list[ComparisonRun]) -> Figure:
 def _lookups(axis, runs: list[ComparisonRun], shares: list[dict[int, float]]) -> None:
     """Draw in which share of its rounds the lookup of `hybrid` drafts: a bar for each run and fixed k."""
     for i, (run, found, color, hatch) in enumerate(zip(runs, shares, COLOURS, ("", "//", ".."), strict=False)):
-        places = [k + (i - 1) * 0.55 for k in found]
-        axis.bar(places, found.values(), 0.5, color=color, hatch=hatch, edgecolor="white", label=target_name(run))
+        places, label = [k + (i - 1) * 0.55 for k in found], screen.target_name(run)
+        axis.bar(places, found.values(), 0.5, color=color, hatch=hatch, edgecolor="white", label=label)
         for place, share in zip(places, found.values(), strict=True):
             note(axis, place, share, f"{share:.0%}", 6)
     axis.set_xticks(sorted({k for found in shares for k in found}))

@@ -28,21 +28,17 @@ LADDER = "From the book's formula to the measured speedup: each factor is what o
 
 def page(run: ComparisonRun, name: str) -> str:
     """Return results/NAME.md. name: the name of the pictures"""
-    answer = Markdown(screen(run, markdown=True).strip())
-    blocks = [provenance(run), Heading("The answer"), answer, *_pictures(run, name), *_details(run)]
-    for other in filter(None, (run.eager, run.padded)):
-        blocks += [Heading(target_name(other), 1), provenance(other), *_details(other)]
-    return tables.show(blocks, markdown=True)
-
-
-def _pictures(run: ComparisonRun, name: str) -> list[Block]:
-    """Show those of present/pictures.py; the parts of a run have none of their own."""
-    shown = {
+    drawn = {  # by present/pictures.py; the parts of a run have none of their own
         "limits": LIMITS if len(run.parts) == 3 else "",
         "speedup": "speedup by draft and k" if any(row.draft for row in run.rows) else "",
         "why": "from the book's formula to the measured speedup" if any(row.ladder for row in run.rows) else "",
     }
-    return [Markdown(f"![{about}](../plots/{name}-{what}.png)") for what, about in shown.items() if about]
+    pictures = [Markdown(f"![{about}](../plots/{name}-{what}.png)") for what, about in drawn.items() if about]
+    answer = Markdown(screen(run, markdown=True).strip())
+    blocks = [provenance(run), Heading("The answer"), answer, *pictures, *_details(run)]
+    for other in filter(None, (run.eager, run.padded)):
+        blocks += [Heading(target_name(other), 1), provenance(other), *_details(other)]
+    return tables.show(blocks, markdown=True)
 
 
 def _details(run: ComparisonRun) -> list[Block]:

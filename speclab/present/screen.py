@@ -22,6 +22,7 @@ STARTING = "most of it is the starting of operations one by one, which wide pass
 READING = "it waits for memory, and further tokens cost little."
 ARITHMETIC = "arithmetic limits a wide pass, and every further token is paid."
 UNKNOWN = "these two do not tell what limits it."
+CUT = "greedy texts end in repetition, and count only up to where it begins"
 LOSSY = (
     "accept rule: {rule} is LOSSY: the texts do not follow the target's distribution. The number after LOSSY is the "
     "mean total variation distance of a decoded token's distribution from the target's after the same text (0: the "
@@ -38,7 +39,9 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
     for shown in runs:
         floors = [floor for floor in shown.noise if shown is run and floor.temperature == shown.noise[0].temperature]
         checked += [line for line in (*same_text_lines(shown), *remarks(shown)) if line not in checked]
-        facts += [ladder_line(shown), loops_line(shown)]
+        facts += [ladder_line(shown)]
+        if n_cut := shown.prompts.get("n_cut"):
+            facts.append(f"{target_name(shown)}: {n_cut} of {shown.prompts['n']} {CUT}")
         facts += [f"{target_name(shown)}: {line}" for line in noise_lines(floors)]
         said = [padding_remark(shown), *([] if brief else [limit_line(shown), result_line(shown)])]
         speeds += [Heading(target_name(shown), 3) if len(runs) > 1 else None, Lines(said), speed_table(shown)]
@@ -292,8 +295,3 @@ def between(row: Row) -> str:
     said = math.prod([round(row.book_formula or 0.0, 2), *(round(factor, 2) for _, factor in large)])
     named = "".join(f"x{factor:.2f} {name}, " for name, factor in large)
     return f"; between them: {named}x{round(row.speedup, 2) / said:.4g} all others" if known and said else ""
-
-
-def loops_line(run: ComparisonRun) -> str | None:
-    n, what = run.prompts.get("n_cut"), "greedy texts end in repetition, and count only up to where it begins"
-    return f"{target_name(run)}: {n} of {run.prompts['n']} {what}" if n else None
