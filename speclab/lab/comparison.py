@@ -22,9 +22,8 @@ from speclab.lab.instruments import LoopFunctions
 from speclab.lab.known_texts import CostTable, calibrated, probs_of_texts, rounds_of_texts
 from speclab.lab.rows import noise_floors, rows_of
 from speclab.models import loading, padding
-from speclab.models import prompts as texts
 from speclab.models.memory import USABLE, bandwidth, block_bytes, free_memory, is_mixture_of_experts, weights_read
-from speclab.models.prompts import Prompt
+from speclab.models.prompts import Prompt, first_of_each_kind
 from speclab.models.setup import Setup, load_setup
 from speclab.records import files
 from speclab.records.files import ComparisonRun
@@ -279,7 +278,7 @@ def short_config(config: RunConfig, target: str, engine: str, kinds: list[str]) 
         config,
         setup=other,
         drafters={choice.name: choice.make(other, config.seed) for choice in registry.read_all(kinds)},
-        prompts=texts.first_of_each_kind(config.prompts, PROMPTS_OF_A_KIND),
+        prompts=first_of_each_kind(config.prompts, PROMPTS_OF_A_KIND),
         draft_lengths=LENGTHS,
         temperatures=config.temperatures[:1],
         max_new_tokens=min(NEW_TOKENS, config.max_new_tokens),

@@ -2,7 +2,7 @@
 
 `Family` itself stands for a decoder alone, whose layers keep keys and values of each token, so that a rollback drops
 the last ones. An extension adds a family with other passes, another cache or another room: FAMILY of its
-model_family.py, an object of a subclass. What no family claims is treated as a decoder alone, and
+model_family.py, an object of a subclass. What is usual, or claimed by no family, is treated as a decoder alone, and
 speclab/models/checks.py proves whether it is one.
 """
 
@@ -161,8 +161,8 @@ DECODER_ONLY = Family()
 
 
 def family_for(config: PreTrainedConfig) -> Family:
-    """Return the first family of an extension that claims models with this config; else `DECODER_ONLY`, which needs no
-    extension to be asked where it is known to be right."""
+    """Return the first family of an extension that claims models with this config; else, and of all that are usual,
+    `DECODER_ONLY`."""
     if is_usual(config):
         return DECODER_ONLY
     families: Iterable[Family] = (module.FAMILY for module in extensions.modules("model_family"))
@@ -170,7 +170,7 @@ def family_for(config: PreTrainedConfig) -> Family:
 
 
 def is_usual(config: PreTrainedConfig) -> bool:
-    """Tell whether it is of a decoder alone for which the library makes a cache with rows for each token."""
+    """Tell whether the model is a decoder alone, and the library's cache for it has rows for each token."""
     with contextlib.suppress(Exception):  # a config that the library makes no cache of is refused later
         kinds = {type(layer) for layer in DynamicCache(config=config).layers}
         return not config.is_encoder_decoder and kinds <= {DynamicLayer, DynamicSlidingWindowLayer}
