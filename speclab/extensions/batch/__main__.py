@@ -33,14 +33,13 @@ from speclab.system.terminal import say
 SIZES = {
     "default": {"limit": 0, "max_new_tokens": 48, "draft_length": "2,4,6"},
     "quick": {"limit": 2, "max_new_tokens": 32, "draft_length": "2,4"},
-    "full": {"limit": 0, "max_new_tokens": 128, "draft_length": "2,4,6"},
 }
 
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
-    args = flags.with_defaults(args, SIZES["quick" if args.quick else "full" if args.full else "default"])
+    args = flags.with_defaults(args, SIZES["quick" if args.quick else "default"])
     config, output = _prepare(args)
     say(compare.head(config))
     record, measured = compare_batches(config, args.sizes, args.load)
@@ -63,13 +62,9 @@ def make_parser() -> argparse.ArgumentParser:
     load = "texts come at random: this share of what plain decoding could serve"
     group.add_argument("--load", type=parsing.positive, metavar="SHARE", help=load)
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
-    repeats = "times each prompt is decoded at least (default: 1)"
-    group.add_argument("--repeats", type=parsing.at_least(1), default=1, metavar="N", help=repeats)
-    size = group.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 32 tokens, k = 2, 4")
-    size.add_argument("--full", action="store_true", help="128 tokens of each prompt; by default 48")
+    group.add_argument("--quick", action="store_true", help="2 prompts of a kind, 32 tokens, k = 2, 4")
     flags.add_output_flags(parser.add_argument_group("results"))
-    parser.set_defaults(max_new_tokens=None)
+    parser.set_defaults(max_new_tokens=None, repeats=1)
     return parser
 
 

@@ -140,13 +140,19 @@ def middle_mean(values: Sequence[float]) -> float:
 
 
 def simulate(
-    traces: Sequence[Trace], costs: StepCosts, rule: str, k: int, n_rows: int, rate: float | None = None, seed: int = 0
+    traces: Sequence[Trace],
+    costs: StepCosts,
+    rule: str,
+    k: int,
+    n_rows: int,
+    arrivals: Sequence[float] = (),
+    prefills: Sequence[float] = (),
 ) -> Simulated:
     """Decode these texts, n_rows at a time. Steps count in which every row has a text; all of them where texts come
-    at random, `rate` a second (a Poisson process)."""
-    random, n = np.random.default_rng(seed), len(traces)
+    at random, in these seconds. prefills: seconds of the pass over each text's prompt, for which all others wait."""
+    random, n = np.random.default_rng(0), len(traces)
     coins = [random.random(len(trace.accepts)) for trace in traces]  # of each token of a text, whoever drafts it
-    arrival = [*(poisson(rate, n, seed) if rate else [0.0] * n), np.inf]
+    arrival = [*(arrivals or [0.0] * n), np.inf]
     budget = Budget(costs, rule if rule not in (FIXED, ORACLE) else OWN, max(k, 1))
     rows: dict[int, tuple[int, int]] = {}  # text, its tokens so far
     coming, clock = 0, 0.0
@@ -154,6 +160,7 @@ def simulate(
     while coming < n or rows:
         for row in range(n_rows):
             if row not in rows and arrival[coming] <= clock:
+                clock += prefills[coming] if prefills else 0.0
                 rows[row], coming = (coming, 1), coming + 1
         if not rows:
             clock = arrival[coming]
@@ -180,7 +187,7 @@ def simulate(
         taken = costs.outside + drafting + costs.verify(len(rows), sum(drafted), max(drafted))
         clock += taken
         new = {row: 1 + min(right[row], drafted[row]) for row in rows}
-        if rate or len(rows) == n_rows:
+        if arrivals or len(rows) == n_rows:
             sums += sum(new.values()), taken, taken * len(rows), len(rows)
         for row, n_new in new.items():
             text, at = rows[row]
@@ -189,11 +196,6 @@ def simulate(
                 del rows[row]
     tokens, seconds, text_seconds, text_steps = sums.tolist()
     return Simulated(tokens / seconds, tokens / text_seconds, tokens / text_steps)
-
-
-def poisson(texts_per_second: float, n: int, seed: int) -> list[float]:
-    """Return the seconds in which n texts come."""
-    return np.random.default_rng(seed).exponential(1 / texts_per_second, n).cumsum().tolist()
 
 
 def _on_budget(

@@ -10,9 +10,11 @@ import functools
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
+
+import numpy as np
 
 from speclab.core.clock import old_objects_frozen
 from speclab.core.counts import Counts
@@ -120,7 +122,7 @@ def arms(config: RunConfig, sizes: list[int]) -> list[BatchArm]:
 def requests_of(config: RunConfig, n_texts: int) -> list[int]:
     """Return the numbers of the prompts: all of them, as often as it takes to fill the batch TIMES_FULL times."""
     n_prompts = len(config.prompts)
-    return [*range(n_prompts)] * max(-(-TIMES_FULL * n_texts // n_prompts), config.repeats)
+    return [*range(n_prompts)] * -(-TIMES_FULL * n_texts // n_prompts)
 
 
 def decode(decoded: Batches, ways: list[BatchArm]) -> None:
@@ -129,8 +131,9 @@ def decode(decoded: Batches, ways: list[BatchArm]) -> None:
     engines = {one: _warmed(decoded, one) for one in ways}
     with old_objects_frozen():
         for one, engine in engines.items():
-            size = requests_of(config, one.n_texts), config.max_new_tokens, texts_per_second(decoded, one.n_texts)
-            decoded.decodings[one] = _decoding(config, one, engine, *size)
+            numbers = requests_of(config, one.n_texts)
+            come = arrivals(decoded, one.n_texts, len(numbers))
+            decoded.decodings[one] = _decoding(config, one, engine, numbers, config.max_new_tokens, come)
         every = list(decoded.decodings.values())
         with progress(sum(one.n_requests for one in every), "text", "decoding") as bar:
             take_turns(every, lambda _: bar.update(sum(one.n_requests - one.n_left for one in every) - bar.n))
@@ -171,15 +174,14 @@ def _costs(decoded: Batches, one: BatchArm, made: BatchDecoding, most: int = 0) 
 
 
 def _decoding(
-    config: RunConfig, one: BatchArm, engine: Engine, numbers: list[int], budget: int, rate: float | None = None
+    config: RunConfig, one: BatchArm, engine: Engine, numbers: list[int], budget: int, come: Sequence[float] = ()
 ) -> BatchDecoding:
     """Make a way to decode ready to work on these requests; each has random numbers of its own, the same in every
-    way. rate: texts that come in a second, in the same seconds in every way; None: all are there from the start."""
+    way. come: the seconds in which they come; empty: all are there from the start."""
     setup, sampling, (target, drafter) = config.setup, config.setup.sampling_at(config.temperatures[0]), engine
     settings = (DecodeSettings(budget, sampling, seed=config.seed * 1009 + i) for i in range(len(numbers)))
     prompts = [config.prompts[number].ids.to(setup.device) for number in numbers]
-    arrivals = expectations.poisson(rate, len(numbers), config.seed) if rate else [0.0] * len(numbers)
-    requests = list(map(Request, prompts, settings, arrivals))
+    requests = list(map(Request, prompts, settings, come or itertools.repeat(0.0)))
     loop = functools.partial(autoregressive_decode_batch, target, requests, setup.chunk)
     if drafter:
         how = one.arm.draft_length, config.functions.accept
@@ -187,10 +189,12 @@ def _decoding(
     return BatchDecoding(loop, len(requests))
 
 
-def texts_per_second(decoded: Batches, n_texts: int) -> float | None:
-    """Return how many texts come in a second; None where all are there from the start."""
+def arrivals(decoded: Batches, n_texts: int, n: int) -> list[float]:
+    """Return the seconds in which n texts come (a Poisson process), the same in every way; empty where all are there
+    from the start."""
     seconds = decoded.plain[n_texts].of_length(n_texts, 0)[0] * (decoded.config.max_new_tokens - 1)
-    return decoded.load * n_texts / seconds if decoded.load else None
+    random, load = np.random.default_rng(decoded.config.seed), decoded.load
+    return random.exponential(seconds / (load * n_texts), n).cumsum().tolist() if load else []
 
 
 def lines_of(decoded: Batches) -> Iterator[Decoded]:
@@ -260,8 +264,10 @@ def expected_speedups(decoded: Batches) -> dict[tuple[str, int, int], float]:
                 rules, traces = {chooses.rule: name}, [*known_traces(decoded, name, k)]
                 rules |= {ORACLE: f"{chooses.name} {ORACLE}"} if chooses.rule == OWN else {}
             for n, (rule, named) in itertools.product(sizes, rules.items()):
-                asked = [traces[number] for number in requests_of(config, n)]
-                of_rule = expectations.simulate(asked, costs, rule, k, n, texts_per_second(decoded, n), config.seed)
+                asked = requests_of(config, n)
+                come, read = arrivals(decoded, n, len(asked)), [of_one.prefills[number] for number in asked]
+                texts = [traces[number] for number in asked]
+                of_rule = expectations.simulate(texts, costs, rule, k, n, come, read)
                 found[named, k, n] = of_rule.of_user if decoded.load else of_rule.tokens_per_second
     return {way: rate / found["", 0, way[-1]] for way, rate in found.items()}
 

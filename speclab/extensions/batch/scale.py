@@ -16,10 +16,12 @@ or only its depth. What a step takes:
 if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
+import functools
 import io
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -33,17 +35,27 @@ from speclab.system.errors import reports_problems
 from speclab.system.files import OUTPUT, ROOT, write_whole
 from speclab.system.terminal import say
 
-TAKEN = read(ROOT / "results" / "batch-scale.json", dict)
-K, LENGTH, AT, SHEET = TAKEN["draft_length"], TAKEN["tokens_per_step"], TAKEN["users"], TAKEN["sheet"]
-PAGES, TOKENS, MOST = TAKEN["tokens_per_second_of_user"], 128, 512  # of a text; users
+K, TOKENS, MOST = 7, 128, 512  # drafted tokens of a step; of a text; users
+PAGES = "tokens_per_second_of_user"
 STEPS = (("4096", "plain"), ("4096", "k = 7"), ("1024", "k = 7"))
 STYLES = [*pictures.STYLES, (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3))]
 RULES = {"plain": FIXED, "k = 7": FIXED, "by depth": PUBLISHED, "published": PUBLISHED, "auto": OWN, "oracle": ORACLE}
 
 
+@functools.cache
+def recorded(name: str) -> dict[str, Any]:
+    """Return a record; EnvironmentProblem where it is missing, as beside an installed package."""
+    return read(ROOT / "results" / f"{name}.json", dict)
+
+
+def taken(name: str) -> Any:
+    """Return an entry of the record of what others have published."""
+    return recorded("batch-scale")[name]
+
+
 def machines() -> dict[str, StepCosts]:
     n, rows = np.arange(MOST * (K + 1) + 1), np.arange(MOST + 1)  # tokens and texts of a step
-    roofline, gpu = (read(ROOT / "results" / f"{TAKEN['recorded']}{end}.json", dict) for end in ("-roofline", ""))
+    roofline, gpu = (recorded(taken("recorded") + ending) for ending in ("-roofline", ""))
     rates, passes, caches = roofline["ceilings"], [], []
     for model in roofline["models"]:
         width, seconds, n_bytes, operations = (
@@ -53,14 +65,15 @@ def machines() -> dict[str, StepCosts]:
         caches.append((rows - 1) * (n_bytes[0] - model["weight_bytes"]) / rates["matrix_vector"])
     of_round = ("accept_at", "rollback", "host", "draft_idle", "draft_catch")
     outside = sum(gpu["costs"][0]["costs"][part] for part in of_round)
-    share, everything = SHEET["chosen"] / SHEET["experts"], SHEET["parameters"]
-    experts = (everything - SHEET["active"]) / (1 - share)  # parameters; tokens choose evenly
-    bytes_read = everything - experts + experts * (1 - (1 - share) ** n) * SHEET["bytes_each_of_experts"]
-    sheet = np.maximum(bytes_read / SHEET["bytes"], 2 * SHEET["active"] * n / SHEET["operations"])
-    tokens = [*AT, *(users * (K + 1) for users in AT[-3:])]
-    plain, fixed, slow = (np.array(PAGES[f"graphs {most}"][rule]) for most, rule in STEPS)
-    graphs = np.interp(n, tokens, [*1 / plain, *LENGTH / fixed[-3:]])
-    beyond = np.where(n < tokens[-2], graphs, np.interp(n, tokens[-2:], LENGTH / slow[-2:]))
+    given, at, length = taken("sheet"), taken("users"), taken("tokens_per_step")
+    share, everything = given["chosen"] / given["experts"], given["parameters"]
+    experts = (everything - given["active"]) / (1 - share)  # parameters; tokens choose evenly
+    bytes_read = everything - experts + experts * (1 - (1 - share) ** n) * given["bytes_each_of_experts"]
+    sheet = np.maximum(bytes_read / given["bytes"], 2 * given["active"] * n / given["operations"])
+    tokens = [*at, *(users * (K + 1) for users in at[-3:])]
+    plain, fixed, slow = (np.array(taken(PAGES)[f"graphs {most}"][rule]) for most, rule in STEPS)
+    graphs = np.interp(n, tokens, [*1 / plain, *length / fixed[-3:]])
+    beyond = np.where(n < tokens[-2], graphs, np.interp(n, tokens[-2:], length / slow[-2:]))
     others = {"data sheet": sheet, "graphs 4096": graphs, "graphs 1024": beyond}
     costs = {"H200": (outside, passes[0], caches[0], (passes[1][rows] + caches[1]) * (rows > 0))}
     costs |= {name: (0.0, seconds, 0.0 * rows, 0.0 * rows) for name, seconds in others.items()}
@@ -69,7 +82,7 @@ def machines() -> dict[str, StepCosts]:
 
 def drawn(n_texts: int, n_tokens: int) -> np.ndarray:
     """(texts, tokens, K): how likely each drafted token is accepted if all before it are."""
-    return np.random.default_rng(1).random((n_texts, n_tokens, K)) ** (1 / np.array(TAKEN["accepted"]) - 1)
+    return np.random.default_rng(1).random((n_texts, n_tokens, K)) ** (1 / np.array(taken("accepted")) - 1)
 
 
 def simulated(costs: StepCosts, users: int) -> dict[str, Simulated]:
@@ -88,7 +101,7 @@ def page(found: dict[str, dict[int, dict[str, Simulated]]]) -> list[Block]:
         return lambda row: "{:,.0f} / {:.1f}".format(*row[2][rule])
 
     def published(row: tuple) -> str:
-        return str(dict(zip(AT, PAGES[row[0]]["adaptive"], strict=True)).get(row[1], "-"))
+        return str(dict(zip(taken("users"), taken(PAGES)[row[0]]["adaptive"], strict=True)).get(row[1], "-"))
 
     cells: dict[str, Cell] = {"SIMULATION: tok/s of all / of each": lambda row: f"SIMULATION, {row[0]}"}
     cells |= {"users": lambda row: str(row[1])} | {rule: of(rule) for rule in RULES}
@@ -96,7 +109,7 @@ def page(found: dict[str, dict[int, dict[str, Simulated]]]) -> list[Block]:
     blocks: list[Block] = [Heading("Scale on paper", 1), "A SIMULATION; see docs/batch-budget.md"]
     for machine, by_users in found.items():
         rows = [(machine, *of_users) for of_users in by_users.items()]
-        known = cells | ({"vLLM adaptive, of each": published} if machine in PAGES else {})
+        known = cells | ({"vLLM adaptive, of each": published} if machine in taken(PAGES) else {})
         blocks += [Heading(f"SIMULATION: {machine}"), Table(rows, known)]
     return blocks
 
@@ -116,8 +129,9 @@ def picture(by_users: dict[int, dict[str, Simulated]], costs: StepCosts, path: P
             budget.accepts, budget.rate = accepts, of_all[-1]
             n = sum(budget.lengths())
             left.axvline(n, linestyle=style, color=color, label=f"{rule}: {n} verified, down to {survival[n - 1]:.2f}")
-    for (rule, rates), marker in zip(PAGES["graphs 4096"].items(), pictures.MARKERS, strict=False):
-        right.plot(rates, np.multiply(AT, rates), marker, color="black", markersize=4, label=f"vLLM, {rule}")
+    for (rule, rates), marker in zip(taken(PAGES)["graphs 4096"].items(), pictures.MARKERS, strict=False):
+        together = np.multiply(taken("users"), rates)
+        right.plot(rates, together, marker, color="black", markersize=4, label=f"vLLM, {rule}")
     left.set(xlabel="drafted tokens of one step, the surest first", ylabel="survival")
     right.set(xlabel="tokens a second of a user", ylabel="tokens a second of all users")
     pictures.logarithmic(right, "x", [30, 50, 100, 200, 300], "{:g}")
@@ -133,7 +147,7 @@ def main(argv: list[str] | None = None) -> int:
     parsing.make_parser(__doc__ or "", "python -m speclab.extensions.batch.scale").parse_args(argv)
     costs, found = machines(), dict[str, dict[int, dict[str, Simulated]]]()
     for name, of_one in costs.items():
-        most = max(AT) if name in PAGES else MOST  # users whose steps are known
+        most = max(taken("users")) if name in taken(PAGES) else MOST  # users whose steps are known
         found[name] = {users: simulated(of_one, users) for users in (2**i for i in range(10)) if users <= most}
     say(show(page(found)))
     write_whole(OUTPUT / "results" / "batch-scale.md", show(page(found), markdown=True))

@@ -13,7 +13,6 @@ ROWS = [
     Row(f"{COMPARE} -k 2,all", 2, ("-k 2,all", "'all' is not a whole number", "as in -k 2,4,8")),
     Row(f"{COMPARE} --temperature 0,1", 2, ("--temperature", "0,1", "--help")),
     Row(f"{COMPARE} --max-new-tokens 1", 2, ("use --max-new-tokens 2 or more",)),
-    Row(f"{COMPARE} --quick --full", 2, ("--full", "not allowed with", "--quick")),
     Row(f"{COMPARE} --draft dial:0.5:free --prompt x", 2, ("replays one text",)),
     Row(f"{COMPARE} --out-dir file", 3, ("--out-dir",)),
 ]

@@ -136,7 +136,7 @@ def test_ctrl_c_keeps_the_rounds_so_far(run, tmp_path, monkeypatch):
 
 def config(n_prompts: int = 4, **others) -> SimpleNamespace:
     texts = [Prompt("code", "", torch.tensor([[1, number]])) for number in range(n_prompts)]
-    fields = {"prompts": texts, "repeats": 1, "temperatures": [0.0], "draft_lengths": [2], "drafters": {}}
+    fields = {"prompts": texts, "temperatures": [0.0], "draft_lengths": [2], "drafters": {}}
     return SimpleNamespace(**fields | others)
 
 
@@ -213,10 +213,18 @@ def test_simulated_rates_by_hand():
     taken = [costs.verify(2, *n) + sum(costs.draft[i] for i in passes) for *n, passes in steps]
     found = simulate(traces, costs, expectations.FIXED, 3, 2)
     assert found == pytest.approx((12 / sum(taken), 6 / sum(taken), 2))
-    alone, one = (simulate(traces, costs, expectations.FIXED, 3, *more) for more in ((2, 1e-9), (1,)))
+    alone, one = (simulate(traces, costs, expectations.FIXED, 3, *more) for more in ((2, [0, 1e9]), (1,)))
     assert alone[:2] == pytest.approx([one.tokens_per_second] * 2)
     oracle = simulate(traces, costs, expectations.ORACLE, 3, 2).tokens_per_second
     assert found.tokens_per_second < oracle, "it drafts no wrong token"
+
+
+@pytest.mark.parametrize(("prefill", "speed"), [(0.0, 1 / 1.1), (5.0, 1 / 1.25)])
+def test_a_text_that_comes_waits_for_the_prompt_before_it(prefill, speed):
+    """Plain steps of 1.1 s for one text and of 1.25 s for two: the other one comes after 4 s, behind the end of the
+    first one's two steps, or while its prompt is read."""
+    found = simulate([trace_of([Round([0] * 3)])] * 2, price(), expectations.FIXED, 0, 2, [0, 4], [prefill] * 2)
+    assert found.of_user == pytest.approx(speed)
 
 
 def test_passes_over_one_text_are_timed_in_turns(pair_folder, monkeypatch):

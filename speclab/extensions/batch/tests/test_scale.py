@@ -24,8 +24,8 @@ def test_costs_by_hand():
 
 def test_what_is_drawn():
     """The means of each depth, with which a step commits what was published."""
-    assert scale.drawn(4000, 10).mean((0, 1)) == pytest.approx(scale.TAKEN["accepted"], abs=0.01)
-    survival = np.cumprod(scale.TAKEN["accepted"])
+    assert scale.drawn(4000, 10).mean((0, 1)) == pytest.approx(scale.taken("accepted"), abs=0.01)
+    survival = np.cumprod(scale.taken("accepted"))
     assert 1 + survival.sum() == pytest.approx(3.44, abs=0.01)
     assert survival[0] > 0.7 > 0.1 > survival[-1]
 
@@ -39,3 +39,11 @@ def test_the_page_is_what_is_simulated():
     row = next(line for line in page.splitlines() if "71.8" in line)
     assert "SIMULATION" in row
     assert " ".join(row.split()) in " ".join((ROOT / "results" / "batch-scale.md").read_text().split())
+
+
+def test_a_record_that_is_missing_is_named(tmp_path, monkeypatch, capsys):
+    """As beside an installed package."""
+    scale.recorded.cache_clear()
+    monkeypatch.setattr(scale, "ROOT", tmp_path)
+    assert scale.main([]) == 3
+    assert "batch-scale.json is no record that can be read here: No such file" in capsys.readouterr().err
