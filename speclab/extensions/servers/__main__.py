@@ -17,7 +17,7 @@ import argparse
 import contextlib
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +30,8 @@ from speclab.cli import parsing
 from speclab.extensions.servers import client, counters, diagnose, load
 from speclab.extensions.servers.client import Answer, Order, Pair, Server
 from speclab.extensions.servers.counters import EngineCounts
-from speclab.extensions.servers.diagnose import ENDS, Diagnosis, Interval, Measured, Shape, compact, labelled
+from speclab.extensions.servers.diagnose import ENDS, Diagnosis, Measured, Shape, labelled
+from speclab.present.tables import interval, speedup, table
 from speclab.system.errors import EnvironmentProblem, UsageProblem, reports_problems
 from speclab.system.terminal import note, say
 
@@ -288,21 +289,20 @@ def remark_lines(pairs: Sequence[Pair], verdicts: Sequence[str]) -> list[str]:
 def table_of(kinds: dict[str, Measured], whole: Measured) -> str:
     """Return one line for each kind of prompt, and one for all of them. round: its cost in plain tokens."""
     rows = [*(list(kinds.items())[:MOST_KINDS] if len(kinds) > 1 else []), ("all", whole)]
-    found = [one for _, one in rows]
-    columns = {
-        "": [name[:12] for name, _ in rows],
-        "prompts": [str(one.n_prompts or "-") for one in found],
-        "tok/rnd": [_shown(one.tokens_per_round) for one in found],
-        "95 %": [_interval(one.tokens_interval) for one in found],
-        "α": [_shown(one.counts.acceptance_rate) for one in found],
-        "f": [_shown(one.counts.drafted_fraction) for one in found],
-        "ms/tok": [_shown(one.seconds and 1e3 * one.seconds) for one in found],
-        "plain": [_shown(one.plain_seconds and 1e3 * one.plain_seconds) for one in found],
-        "round": [_shown(one.round_cost) for one in found],
-        "speedup": ["-" if one.speedup is None else f"{one.speedup:.2f}x" for one in found],
-        " 95 %": [_interval(one.speedup_interval) for one in found],
+    cells: dict[str, Callable[[Measured], str]] = {
+        "prompts": lambda one: str(one.n_prompts or "-"),
+        "tok/rnd": lambda one: _shown(one.tokens_per_round),
+        "95 %": lambda one: interval(*one.tokens_interval or (None, None)),
+        "α": lambda one: _shown(one.counts.acceptance_rate),
+        "f": lambda one: _shown(one.counts.drafted_fraction),
+        "ms/tok": lambda one: _shown(one.seconds and 1e3 * one.seconds),
+        "plain": lambda one: _shown(one.plain_seconds and 1e3 * one.plain_seconds),
+        "round": lambda one: _shown(one.round_cost),
+        "speedup": lambda one: speedup(one.speedup),
+        " 95 %": lambda one: interval(*one.speedup_interval or (None, None)),
     }
-    return compact({head: cells for head, cells in columns.items() if set(cells) != {"-"}}, n_words=1)
+    known = {head: cell for head, cell in cells.items() if any(cell(one) != "-" for _, one in rows)}
+    return table([[name[:12], *(cell(one) for cell in known.values())] for name, one in rows], ["", *known])
 
 
 def position_lines(found: Measured) -> list[str]:
@@ -319,10 +319,6 @@ def position_lines(found: Measured) -> list[str]:
         f"{'kept of all rounds that draft':<34}{''.join(f'{rate:6.2f}' for rate in marginal[:n])}",
         *([f"{'α in each third of the answers':<34}{''.join(f'{rate:>6}' for rate in thirds)}"] if thirds else []),
     ]
-
-
-def _interval(ends: Interval) -> str:
-    return f"{ends[0]:.2f} to {ends[1]:.2f}" if ends else "-"
 
 
 def _shown(value: Any) -> str:

@@ -26,7 +26,7 @@ from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.files import read_bytes, shown
 from speclab.system.terminal import note, progress
 
-CONNECT_SECONDS, PAGE_SECONDS = 5.0, 30.0  # of a page: from the request to its last byte
+CONNECT, PAGE_SECONDS = 5.0, 30.0  # seconds; of a page: from the request to its last byte
 ANSWER_SECONDS, TOKEN_SECONDS = 120.0, 5.0  # of an answer, and for each of its tokens more
 MOST_BYTES = 2**26  # of any answer
 OK, BUSY, FAILED = 200, (408, 425, 429), 500  # BUSY, and from FAILED on: the same request may be answered later
@@ -222,7 +222,8 @@ class Server:
         headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
         trusted = httpx2.create_ssl_context(trust_env=False)  # made once: it reads a file
-        self._settings: dict[str, Any] = {"headers": headers, "limits": limits, "verify": trusted, "trust_env": False}
+        how: dict[str, Any] = {"headers": headers, "limits": limits, "timeout": httpx2.Timeout(None, connect=CONNECT)}
+        self._settings = {**how, "verify": trusted, "trust_env": False}
 
     def opened(self) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(**self._settings)
@@ -306,12 +307,11 @@ class Server:
     ) -> None:
         """Send a request, and give every part of its answer to `take` until that returns True. seconds: for all of it,
         however slowly its bytes come."""
-        n_bytes, reason = 0, b""
-        timeout, method = httpx2.Timeout(seconds, connect=CONNECT_SECONDS), "GET" if body is None else "POST"
+        n_bytes, reason, method = 0, b"", "GET" if body is None else "POST"
         try:
             async with (
                 asyncio.timeout(seconds),
-                http.stream(method, self.url + path, json=body, timeout=timeout) as response,
+                http.stream(method, self.url + path, json=body) as response,
                 aclosing(response.aiter_bytes()) as parts,
             ):
                 async for part in parts:
@@ -325,7 +325,7 @@ class Server:
         except BROKEN as error:
             why = " ".join((str(error) or type(error).__name__).split())[:200]
             said = f"went away in the middle of an answer: {why}"
-            if isinstance(error, httpx2.ReadTimeout | TimeoutError):
+            if isinstance(error, TimeoutError):
                 said = f"did not end its answer within {seconds:g} s"
             elif isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
                 said = f"does not answer: {why}; start it, or check the address"

@@ -12,14 +12,13 @@ independent rounds have (docs/acceptance-curves.md). Several faults leave the sa
 named, the likelier one first, with what tells them apart.
 """
 
+import bisect
 import math
 import statistics
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
-
-import tabulate
 
 from speclab.extensions.servers import counters
 from speclab.extensions.servers.client import Answer, Pair
@@ -336,8 +335,6 @@ def _less_inside(pairs: Sequence[tuple[Share, Share]], factor: float) -> bool:
 
 # --- the best length --------------------------------------------------------------------------------------------------
 
-STEPS = 60  # of the bisection, which is exact to the last digit long before
-
 
 class Choice(NamedTuple):
     """A draft length, and the speedup that is expected of it."""
@@ -354,12 +351,8 @@ def break_even_acceptance(draft_length: int, round_cost: float) -> float | None:
     """
     if not 1 < round_cost <= draft_length + 1:
         return None if round_cost > 1 else 0.0
-    low, high = 0.0, 1.0
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        enough = formulas.expected_tokens_per_round(middle, draft_length) >= round_cost
-        low, high = (low, middle) if enough else (middle, high)
-    return high
+    fine, tau = 2**40, formulas.expected_tokens_per_round  # parts of 1
+    return bisect.bisect_left(range(fine), round_cost, key=lambda part: tau(part / fine, draft_length)) / fine
 
 
 def best_length(marginal: Sequence[float], draft_length: int, round_cost: float) -> Choice:
@@ -563,9 +556,3 @@ WIDTH, LABEL = 100, 10
 
 def labelled(label: str, text: str) -> str:
     return textwrap.fill(text, WIDTH, initial_indent=f"{label:<{LABEL}}", subsequent_indent=" " * LABEL)
-
-
-def compact(columns: dict[str, list[str]], n_words: int) -> str:
-    tabulate.MIN_PADDING = 0
-    sides = ["left"] * n_words + ["right"] * (len(columns) - n_words)
-    return tabulate.tabulate(columns, headers="keys", disable_numparse=True, colalign=sides)

@@ -18,7 +18,8 @@ import httpx2
 from speclab.extensions.servers import counters
 from speclab.extensions.servers.client import Order, Prompt, Server
 from speclab.extensions.servers.counters import Look
-from speclab.extensions.servers.diagnose import compact, labelled, of_pages
+from speclab.extensions.servers.diagnose import labelled, of_pages
+from speclab.present.tables import Cell, interval, speedup, table
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.terminal import note, progress, say
 
@@ -266,20 +267,20 @@ def _table(levels: Sequence[Level]) -> str:
     def mean(sides: Sequence[Side], name: str, digits: int = 1) -> str:
         return f"{sum(getattr(one, name) for one in sides) / len(sides):.{digits}f}"
 
-    both, columns = bool(levels[0].plain), {"users": [str(level.n_users) for level in levels]}
+    both, cells = bool(levels[0].plain), dict[str, Cell](users=lambda level: str(level.n_users))
     if both:
-        columns["plain tok/s"] = [mean(level.plain, "together") for level in levels]
-        columns["a user"] = [mean(level.plain, "of_user") for level in levels]
-    columns["tok/s"] = [mean(level.speculative, "together") for level in levels]
-    columns[" a user"] = [mean(level.speculative, "of_user") for level in levels]
+        cells["plain tok/s"] = lambda level: mean(level.plain, "together")
+        cells["a user"] = lambda level: mean(level.plain, "of_user")
+    cells["tok/s"] = lambda level: mean(level.speculative, "together")
+    cells[" a user"] = lambda level: mean(level.speculative, "of_user")
     if all(one.tokens_per_round for level in levels for one in level.speculative):
-        columns["tok/rnd"] = [mean(level.speculative, "tokens_per_round", 2) for level in levels]
+        cells["tok/rnd"] = lambda level: mean(level.speculative, "tokens_per_round", 2)
     if both:
-        columns["speedup"] = [f"{level.speedup:.2f}x" for level in levels]
-        columns["passes"] = [f"{min(level.speedups):.2f} to {max(level.speedups):.2f}" for level in levels]
-        columns["verdict"] = [level.verdict for level in levels]
-    columns["checks"] = [" ".join(level.wrong) or "fine" for level in levels]
-    return compact(columns, n_words=0)
+        cells["speedup"] = lambda level: speedup(level.speedup)
+        cells["passes"] = lambda level: interval(min(level.speedups), max(level.speedups))
+        cells["verdict"] = lambda level: level.verdict
+    cells["checks"] = lambda level: " ".join(level.wrong) or "fine"
+    return table([[cell(level) for cell in cells.values()] for level in levels], list(cells), n_words=0)
 
 
 def answer(levels: Sequence[Level]) -> tuple[str, str]:

@@ -20,8 +20,6 @@ import sys
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from tabulate import tabulate
-
 from draft_models import NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
@@ -33,10 +31,11 @@ from speclab.extensions.servers.client import Order, Server, api_key, find
 from speclab.extensions.servers.counters import EngineCounts, Rounds, of_rounds
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
+from speclab.present.tables import table
 from speclab.system.errors import EnvironmentProblem, UsageProblem, reports_problems
 from speclab.system.terminal import progress, say
 
-HEADS = ("prompt", "rounds", "drafted", "accepted", "the lab's rounds")
+HEADS = ["prompt", "rounds", "drafted", "accepted", "the lab's rounds"]
 
 
 @reports_problems
@@ -48,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     n_equal = sum(not row[-1].startswith("different") for row in rows)
     say(f"same text and rounds in {n_equal} of {len(rows)} prompts")
     say(f"{server.engine} {server.version} with {args.draft}, k = {args.draft_length}\n")
-    say(tabulate(rows, HEADS, disable_numparse=True))
+    say(table(rows, HEADS, n_words=len(HEADS)))
     return int(n_equal < len(rows))
 
 
