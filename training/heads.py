@@ -79,7 +79,7 @@ def fresh_feature(
         torch.manual_seed(args.seed)
         layers = layers_to_read(target)
         fused = len(layers) * hidden**2
-        block: Any = LlamaConfig(**sizes_of(target, 1, args.intermediate, fused, 2 * hidden, ids is not None))
+        block: Any = LlamaConfig(**sizes_of(target, 1, fused, 2 * hidden, ids is not None))
         with torch.device("meta"):
             head = FeatureHead(HeadConfig(block, layers, hidden, len(table) if ids is None else len(ids)))
         for module, weight in ((head.embed_tokens, table), (head.lm_head, output if ids is None else output[ids])):
@@ -263,7 +263,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         one.add_argument("--target", default=loading.LAB_TARGET, metavar="NAME", help="(default: the lab's)")
         one.add_argument("--init", metavar="NAME", help="a trained head to start from: a folder or a hub name")
         _add_shared_flags(one, 180)
-        one.set_defaults(intermediate=kind.intermediate)
     args = parser.parse_args(argv)
     args.out = args.out or Path("build", args.kind)
     return args

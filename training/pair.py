@@ -27,12 +27,11 @@ from transformers import (
 from speclab.drafts.heads.files import SavedHead
 from speclab.models import loading
 from training import corpus
-from training.recipes import Reading, Recipe, distance
+from training.recipes import USUAL_INTERMEDIATE, Reading, Recipe, distance
 from training.steps import crops, next_token_loss, train
 from training.texts import encode
 
-BATCH_TOKENS = {"cuda": 131072}  # tokens of a step, by device
-FEW_TOKENS = 8192  # the same elsewhere
+BATCH_TOKENS, FEW_TOKENS = 131072, 8192  # tokens of a step, on a GPU and elsewhere
 END = "<|endoftext|>"
 VOCABULARY = 2048
 CONTEXT = 4096
@@ -48,7 +47,7 @@ def train_target(args: argparse.Namespace, device: torch.device) -> tuple[dict[s
     stream, held_out = (encode(tokenizer, [d.text for d in documents if d.held_out == out]) for out in (False, True))
     torch.manual_seed(args.seed)
     model = llama().to(device)  # type: ignore[arg-type]
-    stream, n_tokens = stream.to(device), BATCH_TOKENS.get(device.type, FEW_TOKENS)
+    stream, n_tokens = stream.to(device), BATCH_TOKENS if device.type == "cuda" else FEW_TOKENS
 
     def batches(step: int) -> list[tuple[Tensor, ...]]:
         return [(rows,) for rows in crops(stream, step, args.seed, n_tokens)]
@@ -139,8 +138,7 @@ def fresh_model(
     random."""
     config = copy.deepcopy(target.config)
     config.num_hidden_layers = 1
-    if args.intermediate:
-        config.intermediate_size = args.intermediate
+    config.intermediate_size = USUAL_INTERMEDIATE
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(args.seed)
         draft = type(target)(config).float()
@@ -173,5 +171,4 @@ MODEL = Recipe(
     loss=model_loss,
     write=write_model,
     trained=trained_model,
-    intermediate=1024,
 )

@@ -99,16 +99,13 @@ def layers_to_read(target: PreTrainedModel) -> tuple[int, ...]:
     return max(0, n // 3 - 1), max(0, 2 * n // 3 - 1), max(0, n - 2)
 
 
-def sizes_of(
-    target: PreTrainedModel, n_layers: int, intermediate: int | None, besides: int, width: int, narrow: bool
-) -> dict[str, Any]:
+def sizes_of(target: PreTrainedModel, n_layers: int, besides: int, width: int, narrow: bool) -> dict[str, Any]:
     """Return the sizes of a head's decoder layers. Those of a head that proposes a part of the ids make a small file:
     it has half of the target's groups of attention heads, and MLPs of what then fits into MOST_WEIGHTS.
 
-    intermediate: the width of the MLPs, None: what fits. besides: weights outside of the layers. width: of the
-    attention's input.
+    besides: weights outside of the layers. width: of the attention's input.
     """
-    sizes = sizes_like(target, n_layers, intermediate or USUAL_INTERMEDIATE)
+    sizes = sizes_like(target, n_layers, USUAL_INTERMEDIATE)
     if narrow:
         group, n_groups = sizes["num_attention_heads"] // sizes["num_key_value_heads"], sizes["num_key_value_heads"]
         sizes |= {"num_key_value_heads": (n_groups + 1) // 2, "num_attention_heads": group * ((n_groups + 1) // 2)}
@@ -116,7 +113,7 @@ def sizes_of(
         hidden = sizes["hidden_size"]
         attention = sizes["head_dim"] * (width * n_heads + sizes["num_attention_heads"] * hidden)
         left = ((MOST_WEIGHTS - besides) // n_layers - attention) // (3 * hidden)
-        sizes["intermediate_size"] = intermediate or max(hidden // 4, left // 16 * 16)
+        sizes["intermediate_size"] = max(hidden // 4, left // 16 * 16)
     return sizes
 
 
@@ -139,9 +136,8 @@ class Recipe:
     """The training of one kind of draft. fresh: gives the head before its first step, for a target, its tokenizer, the
     flags and the ids that it may propose. trained: gives a head that is trained already, and its ids. loss: takes the
     head, what gives the target's states and what is likely after them, ids (batch, n), positions t (batch, chains) of
-    which the tokens from t + 2 on are to be drafted. write: writes into a
-    folder. intermediate: the width of its MLPs, None: it depends on the target. chains: the number of positions as a
-    share of a row's tokens. narrows: whether the head can propose a part of the target's ids.
+    which the tokens from t + 2 on are to be drafted. write: writes into a folder. chains: the number of positions as
+    a share of a row's tokens. narrows: whether the head can propose a part of the target's ids.
     """
 
     help: str
@@ -149,6 +145,5 @@ class Recipe:
     loss: Callable[..., Tensor]
     write: Callable[..., None]
     trained: Callable[..., Any]
-    intermediate: int | None = None
     chains: float = 0.0
     narrows: bool = False

@@ -16,8 +16,7 @@ from speclab.system.errors import EnvironmentProblem
 
 # Share of the training steps at each sequence length. Short ones are cheap, long ones keep long texts together.
 LENGTHS = {256: 0.80, 512: 0.15, 2048: 0.05}
-MICRO_BATCH_TOKENS = {"cuda": 32768}  # by device; what a pass trains on at once
-FEW_TOKENS = 4096  # the same elsewhere
+MANY_TOKENS, FEW_TOKENS = 32768, 4096  # what a pass trains on at once, on a GPU and elsewhere
 BY_ROW = ("lm_head", "markov")  # matrices with a row for each id, as embeddings are
 FREE = 1 / 6  # share of a GPU's free memory for what is done at once
 
@@ -83,7 +82,7 @@ def crops(stream: Tensor, step: int, seed: int, batch_tokens: int) -> list[Tenso
     starts = torch.randint(0, len(stream) - length, (batch_tokens // length,), generator=generator)
     places = starts[:, None] + torch.arange(length)
     rows = stream[places.to(stream.device)]  # (batch, length)
-    return list(rows.split(max(1, MICRO_BATCH_TOKENS.get(stream.device.type, FEW_TOKENS) // length)))
+    return list(rows.split((MANY_TOKENS if stream.device.type == "cuda" else FEW_TOKENS) // length))
 
 
 def next_token_loss(model: PreTrainedModel, tokens: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase, StaticCache
 
 from speclab.models import prompts
+from speclab.models.loading import eos_ids
 from speclab.models.prompts import LAB_TEXTS
 from training.corpus import Document, prose
 from training.recipes import sizes_like
@@ -192,10 +193,7 @@ def written(
 ) -> tuple[list[Text], list[Text]]:
     """Let the target write for `seconds`, at least as much as a row takes.  -> the answers that are held out, which are
     the target's greedy ones, and those to learn from. lengths: of rows."""
-    settings: Any = getattr(target, "generation_config", None)
-    found = getattr(settings, "eos_token_id", None)
-    several = found if isinstance(found, list) else [found]
-    ends = frozenset(token for token in (*several, tokenizer.eos_token_id) if token is not None)
+    ends = frozenset({*eos_ids(target.generation_config), tokenizer.eos_token_id} - {None})
     start, draws = time.monotonic(), torch.Generator(target.device).manual_seed(seed)
     prompts = Prompts(tokenizer, target, documents, seed)
     sizes = sizes_like(target, target.config.get_text_config().num_hidden_layers, 0)

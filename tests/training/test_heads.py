@@ -98,12 +98,12 @@ def test_a_head_that_proposes_a_part_of_the_ids_keeps_the_contract(sampling):
 def test_a_head_of_many_ids_makes_a_small_file():
     """For a target of the width of a small chat model."""
     target = tiny("llama", hidden_size=576, num_attention_heads=9, num_key_value_heads=3, head_dim=64, vocab_size=300)
-    sizes = sizes_of(target, 1, None, 3 * 576**2, 2 * 576, narrow=True)
+    sizes = sizes_of(target, 1, 3 * 576**2, 2 * 576, narrow=True)
     assert (sizes["num_attention_heads"], sizes["num_key_value_heads"]) == (6, 2)
     attention = 64 * (2 * 576 * 10 + 6 * 576)
     weights = 3 * 576**2 + attention + 3 * 576 * sizes["intermediate_size"]
     assert 0.95 * MOST_WEIGHTS < weights <= MOST_WEIGHTS < 3e6
-    assert sizes_of(target, 1, None, 0, 576, narrow=False)["num_attention_heads"] == 9
+    assert sizes_of(target, 1, 0, 576, narrow=False)["num_attention_heads"] == 9
 
 
 def test_a_head_that_is_written_reads_the_states_as_they_are():
@@ -126,7 +126,7 @@ def test_a_draft_model_starts_from_its_target(target, tmp_path):
     assert torch.equal(draft.model.model.embed_tokens.weight, target.model.embed_tokens.weight)
     mine, theirs = (m.model.layers[0].mlp.up_proj.weight for m in (draft.model, target))
     assert torch.equal(mine[: len(theirs)], theirs)
-    assert len(mine) == args.intermediate > len(theirs)
+    assert len(mine) == recipes.USUAL_INTERMEDIATE > len(theirs)
     assert mine[len(theirs) :].std() > 0
     tokens = torch.randint(0, 330, (1, 20))
     for j, rows in enumerate(draft.chains(None, tokens, 4)):

@@ -39,7 +39,7 @@ def fresh_block(
     besides = 3 * width**2 + rank * (vocab + n_drafted)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(args.seed)
-        block: Any = Qwen3Config(**sizes_of(target, layers, args.intermediate, besides, width, ids is not None))
+        block: Any = Qwen3Config(**sizes_of(target, layers, besides, width, ids is not None))
         saved = BlockConfig(block, layers_to_read(target), width, n_drafted, SLOTS, mask, markov_rank=rank)
         head = BlockHead(saved, table, output if ids is None else output[ids])
         draw(head)
