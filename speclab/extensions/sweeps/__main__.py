@@ -4,7 +4,6 @@
     python -m speclab.extensions.sweeps output-length    # 8 to 512 new tokens, reading the prompt included
     python -m speclab.extensions.sweeps context          # prompts of 128 to 1,800 tokens
     python -m speclab.extensions.sweeps mismatch         # drafts ever less like the target, down to random weights
-    python -m speclab.extensions.sweeps all              # all of them, one after the other
 
 Sweeps of other settings are compare.py with -k 0,1,2,4,8, --temperature 0,0.4,0.8 or --draft feature, and --alone.
 What comes out: a table, its predictions beside the measurement, a run record (JSON), a page in Markdown, and a picture.
@@ -44,10 +43,8 @@ from speclab.present.tables import CELLS, Cell, Heading, Lines, Markdown, Table,
 from speclab.records.files import LabRun
 from speclab.records.rows import Facts, Noise, Row
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.terminal import note
 from speclab.theory.attribution import PREDICTORS
 
-ALL = "all"
 CONTEXTS = (128, 256, 512, 1024, 1800)  # prompt tokens
 OUTPUT_LENGTHS = (8, 16, 32, 64, 128, 512)  # new tokens
 ACCURACIES = [f"dial:{i / 10:g}" for i in range(11)]
@@ -349,26 +346,29 @@ SWEEPS = {
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    args = make_parser().parse_args(argv)
-    names = list(SWEEPS) if args.sweep == ALL else [args.sweep]
-    if len(names) > 1 and args.prompts == "-":
-        raise UsageProblem("--prompts - is for one sweep; run the sweeps one by one")
-    code = 0
-    for name in names:
-        if len(names) > 1:
-            note(f"sweep {name}")
-        record, own_code = _run(args, name)
-        code = own_code or code
-        if record.interrupted:
-            break
-    return code
+    args = filled(make_parser().parse_args(argv))
+    lengths = parsing.numbers(args.draft_length, int, 0, "-k")
+    temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
+    registry.check_chains("a sweep", registry.read_all(args.draft.split(",")))
+    config, output = compare.prepare(args, f"{args.name}-sweep-{args.sweep}", lengths, temperatures)
+    points, parts = SWEEPS[args.sweep].points(config)
+    record = SweepRun(
+        **config.head(parts[-1]),
+        sweep=args.sweep,
+        correctness=[entry for part in parts for entry in part.correctness],
+        noise=noise_floors([line for part in parts for line in part.lines]),
+        points=points,
+    )
+    views = (lambda: text(record), lambda: text(record, f"../plots/{output.name}.png"))
+    compare.show(output, record, *views, [lambda: picture(record, output.plots, output.name)])
+    return max(map(exit_code, parts))  # raises what ended the run early, if that can be mended
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = parsing.make_parser(__doc__ or "", "python -m speclab.extensions.sweeps")
     flags.add_shared_flags(parser)
     group = parser.add_argument_group("experiment and results")
-    group.add_argument("sweep", choices=[*SWEEPS, ALL], metavar="NAME", help="what to change, see above")
+    group.add_argument("sweep", choices=list(SWEEPS), metavar="NAME", help="what to change, see above")
     flags.add_draft_flag(group, None, "no branches (default: model,ngram; acceptance has dials)")
     flags.add_run_flags(group, "tokens per draft (default: 4; acceptance 2)", "0 is greedy (default: 0)")
     flags.add_output_flags(group)
@@ -376,35 +376,14 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def filled(args: argparse.Namespace, name: str) -> argparse.Namespace:
-    """Return the arguments with the defaults of this sweep. Acceptance takes a model as the cost of dials."""
-    asked = argparse.Namespace(**vars(args))
-    if name == "acceptance" and args.draft:
+def filled(args: argparse.Namespace) -> argparse.Namespace:
+    """Return the arguments with the defaults of their sweep. Acceptance takes a model as the cost of dials."""
+    if args.sweep == "acceptance" and args.draft:
         choices = map(registry.read, filter(None, args.draft.split(",")))
         models = [choice.text for choice in choices if not (choice.is_lookup or choice.only_greedy)]
         dials = [f"{dial}:{model}" for model in models for dial in ACCURACIES]
-        asked.draft = ",".join([*FREE_ORACLES, *dials]) if models else args.draft
-    return flags.with_defaults(asked, DEFAULTS | SWEEPS[name].defaults)
-
-
-def _run(typed: argparse.Namespace, name: str) -> tuple[SweepRun, int]:
-    """Measure one sweep, show and write it.  -> its record, exit code"""
-    args = filled(typed, name)
-    lengths = parsing.numbers(args.draft_length, int, 0, "-k")
-    temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
-    registry.check_chains("a sweep", registry.read_all(args.draft.split(",")))
-    config, output = compare.prepare(args, f"{args.name}-sweep-{name}", lengths, temperatures)
-    points, parts = SWEEPS[name].points(config)
-    record = SweepRun(
-        **config.head(parts[-1]),
-        sweep=name,
-        correctness=[entry for part in parts for entry in part.correctness],
-        noise=noise_floors([line for part in parts for line in part.lines]),
-        points=points,
-    )
-    views = (lambda: text(record), lambda: text(record, f"../plots/{output.name}.png"))
-    compare.show(output, record, *views, [lambda: picture(record, output.plots, output.name)])
-    return record, max(map(exit_code, parts))  # raises what ended the run early, if that can be mended
+        args.draft = ",".join([*FREE_ORACLES, *dials]) if models else args.draft
+    return flags.with_defaults(args, DEFAULTS | SWEEPS[args.sweep].defaults)
 
 
 if __name__ == "__main__":

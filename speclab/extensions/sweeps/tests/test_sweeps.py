@@ -79,7 +79,7 @@ def test_stretched_prompts_end_with_themselves(pair_folder):
 
 
 def test_ctrl_c_keeps_what_is_done(run, tmp_path, monkeypatch):
-    """In the second length of a sweep, and in the second measurement of all."""
+    """In the second length of a sweep."""
     honest, calls = comparison.measure, []
 
     def measure(*args, **kwargs):
@@ -93,17 +93,11 @@ def test_ctrl_c_keeps_what_is_done(run, tmp_path, monkeypatch):
     made = found(tmp_path, "context")
     assert made.interrupted
     assert {p.x for p in made.points} == {128}
-    calls.clear()
-    assert run("all", "-k", "2")[0] == 130
-    pages = {path.name for path in (tmp_path / "results").glob("*.md")}
-    assert "local-sweep-acceptance.md" in pages
-    assert "local-sweep-output-length.md" not in pages
 
 
 @pytest.mark.parametrize(
     ("name", "words", "said"),
     [
-        ("all", ["--prompts", "-"], "one by one"),
         ("context", ["--max-new-tokens", "500"], "fewer --max-new-tokens"),
         ("output-length", ["--max-new-tokens", "4"], "8 or more"),
         ("mismatch", ["--draft", "ngram"], "draft model"),
