@@ -19,7 +19,7 @@ from speclab.core.rounds import DecodeSettings, Draft, fetch, tokens_of
 from speclab.drafts.lengths import PAUSE, WEIGHT, AutoLength, RoundCosts
 from speclab.extensions.batch.decoding import texts
 from speclab.extensions.batch.decoding.batched_model import BatchedModel
-from speclab.extensions.batch.decoding.budget import OWN, PUBLISHED, RULES, Budget, StepCosts
+from speclab.extensions.batch.decoding.budget import EACH, OWN, PUBLISHED, RULES, Budget, StepCosts
 from speclab.extensions.batch.decoding.loops import speculative_decode_batch
 from speclab.extensions.batch.decoding.texts import Request
 from speclab.extensions.batch.tests.test_batch_loops import alone, by_text, of_batch, pair, requests, with_drafter
@@ -132,11 +132,12 @@ def asked(monkeypatch, rule: str, first: float, numbers: tuple) -> tuple:
     monkeypatch.setattr(texts, "uniforms", uniforms)
     target, draft = models()
     drafter = of_batch(ModelDrafter(draft), 2)
-    drafter.budget = Budget(PRICES[rule], rule, longest=2)
+    longest = 3 if rule == EACH else 2
+    drafter.budget = Budget(PRICES[rule], rule, longest)
     found = [prompt[0].tolist() for prompt in TEXTS]
     requests = [Request(prompt, DecodeSettings(laws.LONG, SETTINGS)) for prompt in TEXTS]
     try:
-        for row, made in speculative_decode_batch(BatchedModel(target, 2), drafter, requests, 2, accept):
+        for row, made in speculative_decode_batch(BatchedModel(target, 2), drafter, requests, longest, accept):
             found[row] += made.tokens
     except Reached:
         return [*map(tuple, found)], *handed[-1][:2]
@@ -144,23 +145,28 @@ def asked(monkeypatch, rule: str, first: float, numbers: tuple) -> tuple:
 
 
 # Of the published rule with a step, behind which the rate rises again.
-PRICES = {OWN: costs(0.18, 0.1), PUBLISHED: replace(costs(0, 0.1), target=[1, 1, 1, 1.4, 1.7, 1.75, 2.05])}
+PRICES = {OWN: costs(0.18, 0.1), EACH: costs(0.17, 0.08)}
+PRICES[PUBLISHED] = replace(costs(0, 0.1), target=[1, 1, 1, 1.4, 1.7, 1.75, 2.05])
 
 
 @pytest.mark.parametrize("rule", PRICES)
 def test_each_of_two_rows_keeps_the_targets_law(rule, monkeypatch):
     """All numbers that draft for both rows, at both ends of every piece; then those of the accept rule. How many tokens
-    of a row are verified depends on what both have drawn."""
+    of a row are verified depends on what both have drawn; with `each`, on what it has drawn itself, so its numbers may
+    stand beside any ones of the other row."""
     tally, sizes = Counter(), set()
     for first, end in itertools.product((0.2, 0.5), ENDS):
         before = asked(monkeypatch, rule, first, ())[0]
         found = [{}, {}]
-        for both in itertools.product(*(laws.drawn(2, laws.draft_row, text) for text in before)):
-            numbers = tuple([piece.at(end) for piece in one.numbers] for one in both)
+        rows = [laws.drawn(2 + (rule == EACH), laws.draft_row, text) for text in before]
+        for both in itertools.zip_longest(*rows) if rule == EACH else itertools.product(*rows):
+            numbers = tuple([piece.at(end) for piece in one.numbers] if one else () for one in both)
             _, draft, logits = asked(monkeypatch, rule, first, numbers)
             sizes.add(tuple(draft.size.tolist()))
-            chance = both[0].chance * both[1].chance
             for row, one in enumerate(both):
+                if one is None:
+                    continue
+                chance = one.chance if rule == EACH else both[0].chance * both[1].chance
                 n = int(draft.size[row])
                 probs = None if draft.probs is None else draft.probs[[row], :n]  # None: no row drafts
                 own = Draft(draft.tokens[[row], :n], draft.size[[row]], probs)
@@ -169,8 +175,8 @@ def test_each_of_two_rows_keeps_the_targets_law(rule, monkeypatch):
                     found[row][tokens] = found[row].get(tokens, 0.0) + chance * of_block
                     tally.update(decided)
         for law, text in zip(found, before, strict=True):
-            right = target_law(TARGET, text, 3)
-            laws.assert_same_law(completed(law, TARGET, text, 3), right)
+            length = max(map(len, law))
+            laws.assert_same_law(completed(law, TARGET, text, length), target_law(TARGET, text, length))
     assert min(tally[kind] for kind in KINDS) > 0, tally
     assert len(sizes) > 2
     assert len({a for a, b in sizes}) > 1 < len({b for a, b in sizes})

@@ -69,7 +69,7 @@ def test_views_bear_missing_numbers(name, tmp_path):
 
 def test_break_even():
     """Speedup 0.5 + alpha passes 1 at 0.5, 1.2 times it at 1/3, 0.8 times it at 0.75."""
-    made = [point(a, "dial", alpha=a, speedup=0.5 + a, half=0.2) for a in (0, 0.2, 0.6, 1)]
+    made = [point(1 - a, "dial", alpha=a, speedup=0.5 + a, half=0.2) for a in (0, 0.2, 0.6, 1)]
     assert sweeps.break_even(made) == pytest.approx([0.5, 1 / 3, 0.75])
     assert "dial: break-even at α = 0.50 (0.33 to 0.75)" in lines("acceptance", made)
     assert sweeps.break_even(made[::-1]) == sweeps.break_even(made), "the order of points says nothing"

@@ -56,6 +56,9 @@ def test_a_sweep_leaves_its_record_page_and_picture(run, tmp_path, name):
         assert len({point.series for point in made.points}) == 2
         assert {point.x for point in made.points if point.series == "free drafts"} == turned
         assert all(point.acceptance_rate == point.x for point in made.points if point.x in (0, 1))
+        price = {point.series: point.draft_cost for point in made.points}
+        assert price.pop("free drafts") < min(price.values())
+    assert name != "output-length" or {p.n_emitted / p.n_prompts for p in made.points} == {7}, "one is the prefill's"
     assert made.correctness
     assert all(entry["passed"] for entry in made.correctness)
     assert all(p.forecast is not None for p in made.points)
