@@ -170,8 +170,7 @@ def factors(row: Row) -> dict[str, float]:
 def prediction_rows(rows: list[Row]) -> list[Row]:
     """Return the speculative rows whose errors count: each prompt once, so either the kinds of prompt or "all"."""
     speculative = [row for row in rows if row.draft]
-    kinds = [row for row in speculative if row.prompt_kind not in ("all", "not looping")]
-    return kinds or [row for row in speculative if row.prompt_kind == "all"]
+    return [row for row in speculative if row.prompt_kind != "all"] or speculative
 
 
 def prediction_errors(rows: list[Row]) -> dict[str, dict[str, float]]:

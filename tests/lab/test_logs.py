@@ -17,8 +17,7 @@ OF_CLOCK = ("seconds", "tokens_per_second", "speedup", "speedup_low", "speedup_h
 
 def pairs_of(run: ComparisonRun) -> list[tuple[Row, Row]]:
     """Every row of a record, beside the same row computed from its log; those of the padded pair, too."""
-    rows = [row for row in run.rows if row.prompt_kind != "not looping"]  # which only older records have
-    pairs = list(zip(rows, rows_of(run.raw), strict=True))
+    pairs = list(zip(run.rows, rows_of(run.raw), strict=True))
     return pairs + (pairs_of(run.padded) if run.padded else [])
 
 

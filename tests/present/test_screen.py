@@ -189,10 +189,10 @@ def test_errors_have_the_right_median_and_maximum():
 
 
 def test_each_prompt_counts_once_in_the_errors():
-    rows = [*make_run(temperatures=(0.0,)).rows, make_row(kind="not looping")]
+    rows = make_run(temperatures=(0.0,)).rows
     assert {r.prompt_kind for r in attribution.prediction_rows(rows)} == set(KINDS)
     assert len(attribution.prediction_rows(rows)) == 24
-    whole = [r for r in rows if r.prompt_kind in ("all", "not looping")]
+    whole = [r for r in rows if r.prompt_kind == "all"]
     assert {r.prompt_kind for r in attribution.prediction_rows(whole)} == {"all"}
     assert all(r.draft for r in attribution.prediction_rows(whole))
 
