@@ -62,7 +62,6 @@ INLINE Rows take(float **free, long n, long numbers) { /* n rows of the free mem
   *free += n * x.stride;
   return x;
 }
-INLINE Rows from_block(Rows x, long b) { return (Rows){x.at + b * L, x.stride}; }
 
 /* e to the x: 2 to a whole number, times a polynomial of what is left (Cephes). NaN stays NaN, below -87 comes 0. */
 INLINE vec exponential(vec x) {
@@ -116,9 +115,9 @@ INLINE vec weights(const int kind, uvec words, const int k) { /* column k of eac
   if (kind == INT8) return __builtin_convertvector((ivec)(words << (24 - 8 * k)) >> 24, vec);
   return __builtin_convertvector((ivec)(words >> 4 * k & 15), vec);
 }
-/* out[i][block b] (+)= rows of blocks b .. b + T - 1, times x[i], for M tokens. M, T and kind are known where this is
+/* out[i][block b] = rows of blocks b .. b + T - 1, times x[i], for M tokens. M, T and kind are known where this is
    compiled, so all sums are in registers. */
-INLINE void tile(const int M, const int T, const int kind, const Matrix *w, Rows x, long b, Rows out, int add) {
+INLINE void tile(const int M, const int T, const int kind, const Matrix *w, Rows x, long b, Rows out) {
   const int N = 1 << kind; /* columns of a word */
   const long n = w->columns, group = kind >= INT8 ? w->group : n;
   const long block = n / N * L; /* words of a block */
@@ -150,35 +149,34 @@ INLINE void tile(const int M, const int T, const int kind, const Matrix *w, Rows
     }
   }
   UNROLL for (int t = 0; t < T; t++) UNROLL for (int i = 0; i < M; i++) {
-    float *o = row(out, i) + t * L;
     if (w->bias) sum[t * M + i] += load(w->bias + (b + t) * L);
-    store(o, add ? load(o) + sum[t * M + i] : sum[t * M + i]);
+    store(row(out, i) + t * L, sum[t * M + i]);
   }
 }
 /* As many blocks at once as there are registers for their sums, beside their weights and one number of a token: each
    sum waits for its own last addition alone, and reading is faster from several places at once. */
 #define BLOCKS(M) (L == 16 ? (M <= 2 ? 8 : M <= 6 ? 4 : 2) : M == 1 ? 8 : M == 2 ? 4 : M == 3 ? 3 : M <= 6 ? 2 : 1)
 #define TILES(M, T) \
-  for (; b + T <= to; b += T, out.at += T * L) tile(M, T, kind, w, x, b, out, add);
+  for (; b + T <= to; b += T, out.at += T * L) tile(M, T, kind, w, x, b, out);
 #define TOKENS(M) \
   case M: \
     TILES(M, BLOCKS(M)) \
     if (BLOCKS(M) == 8) TILES(M, 4) \
     TILES(M, 1) \
     break;
-INLINE void product(const int kind, const Matrix *w, Rows x, int m, long b, long to, Rows out, int add) {
+INLINE void product(const int kind, const Matrix *w, Rows x, int m, long b, long to, Rows out) {
   switch (m) { TOKENS(1) TOKENS(2) TOKENS(3) TOKENS(4) TOKENS(5) TOKENS(6) TOKENS(7) TOKENS(8) }
 }
 /* To compile each kind takes a while: KINDS says which ones, bit by bit. */
 #define OF(kind) \
-  case kind: if (KINDS >> kind & 1) product(kind, w, of_x, m - i < MOST ? m - i : MOST, b, end, to_out, add); break;
-/* out (m) (+)= x (m) times the rows of blocks from .. to - 1, the first of which goes to the beginning of out. */
-static void multiply(const Matrix *w, Rows x, int m, long from, long to, Rows out, int add) {
+  case kind: if (KINDS >> kind & 1) product(kind, w, of_x, m - i < MOST ? m - i : MOST, b, end, to_out); break;
+/* out (m) = x (m) times the rows of blocks from .. to - 1. */
+static void multiply(const Matrix *w, Rows x, int m, long from, long to, Rows out) {
   const long most = m <= MOST ? to - from : CHUNK;
   for (long b = from; b < to; b += most)
     for (int i = 0; i < m; i += MOST) {
       const long end = b + most < to ? b + most : to;
-      const Rows of_x = {row(x, i), x.stride}, to_out = from_block((Rows){row(out, i), out.stride}, b - from);
+      const Rows of_x = {row(x, i), x.stride}, to_out = {row(out, i) + b * L, out.stride};
       switch (w->kind) { OF(FLOAT32) OF(BFLOAT16) OF(INT8) OF(INT4) }
     }
 }
@@ -335,42 +333,38 @@ static void attend(const Pass *P, int l, long i, int h, const float *query, floa
 }
 
 /* ---- a pass ---- */
-/* A product's rows go into the residual stream: at once, or after a norm. y: where they are until then. */
-static void into_stream(const Model *M, const Matrix *w, Norm after, Rows x, int m, Rows stream, Rows y, int me, int n,
-                        Team *team) {
-  const long blocks = stream.stride / L;
-  const Rows to = after.gain ? y : stream;
-  multiply(w, x, m, FROM(blocks), TO(blocks), from_block(to, FROM(blocks)), !after.gain);
+/* A product's rows, or their norm, are added to the tokens' states. y: all threads write there, each its own rows. */
+static void into_stream(const Model *M, const Matrix *w, Norm after, Rows x, int m, Rows y, Rows normed, Rows stream,
+                        int me, int n, Team *team) {
+  multiply(w, x, m, FROM(y.stride / L), TO(y.stride / L), y);
   meet(team, n);
-  if (!after.gain) return;
-  for (long i = FROM(m); i < TO(m); i++) {
-    normalise(M, after, row(y, i), M->hidden, row(y, i));
-    for (int j = 0; j < M->hidden; j++) row(stream, i)[j] += row(y, i)[j];
+  for (int i = 0; i < m; i++) {
+    normalise(M, after, row(y, i), M->hidden, row(normed, i));
+    for (int j = 0; j < M->hidden; j++) row(stream, i)[j] += row(normed, i)[j];
   }
-  meet(team, n);
 }
-/* shared: memory of all threads. own: of this thread alone. */
+/* shared: memory of all threads. own: of this thread, which has the states, norms and turns of all tokens for itself: to
+   compute them takes less time than to meet. */
 static void run_pass(const Pass *P, float *shared, float *own, int me, int n, Team *team) {
   const Model *M = P->model;
   const int m = P->m, D = M->head_size, H = M->hidden;
-  const Rows stream = take(&shared, m, H), y = take(&shared, m, H), attended = take(&shared, m, M->heads * D);
-  const Rows raw = take(&shared, m, (M->heads + 2 * M->kv_heads) * D), queries = take(&shared, m, M->heads * D);
-  const Rows inner = take(&shared, m, M->mlp), turns = take(&shared, m, M->rotaries * M->turned);
-  const Rows x = take(&own, m, M->beside ? 2 * H : H), normed = take(&own, m, H);
-  const Rows factors = take(&own, m, CHUNK / 2 * L), gates = take(&own, m, CHUNK / 2 * L);
-  for (long i = FROM(m); i < TO(m); i++) embed(P, i, row(stream, i), row(turns, i));
-  meet(team, n);
+  const Rows queries = take(&shared, m, M->heads * D), attended = take(&shared, m, M->heads * D);
+  const Rows raw = take(&shared, m, (M->heads + 2 * M->kv_heads) * D), y = take(&shared, m, H);
+  const Rows inner = take(&shared, m, M->mlp), gates = take(&shared, m, M->mlp);
+  const Rows stream = take(&own, m, H), x = take(&own, m, M->beside ? 2 * H : H), normed = take(&own, m, H);
+  const Rows turns = take(&own, m, M->rotaries * M->turned);
+  for (int i = 0; i < m; i++) embed(P, i, row(stream, i), row(turns, i));
   for (int l = P->first; l < P->end; l++) {
     const Layer *layer = M->layer + l;
-    for (int i = 0; i < m; i++) { /* each thread makes all norms for itself: to meet takes longer */
+    for (int i = 0; i < m; i++) {
       const float *before = M->beside ? M->embeddings + P->ids[i] * H : row(stream, i);
       normalise(M, layer->before_attention, before, H, row(x, i));
       if (M->beside) normalise(M, M->states, P->states + (long)i * H, H, row(x, i) + H);
       if (M->parallel) normalise(M, layer->before_mlp, row(stream, i), H, row(normed, i));
     }
-    const long blocks = raw.stride / L, heads = M->heads + M->kv_heads;
-    multiply(&layer->qkv, x, m, FROM(blocks), TO(blocks), from_block(raw, FROM(blocks)), 0);
+    multiply(&layer->qkv, x, m, FROM(raw.stride / L), TO(raw.stride / L), raw);
     meet(team, n);
+    const long heads = M->heads + M->kv_heads;
     for (long k = FROM(m * heads); k < TO(m * heads); k++)
       spread(P, l, k % m, k / m, row(raw, k % m), row(turns, k % m), row(queries, k % m));
     meet(team, n);
@@ -379,56 +373,50 @@ static void run_pass(const Pass *P, float *shared, float *own, int me, int n, Te
       attend(P, l, k % m, k / m, row(queries, k % m) + at, own, row(attended, k % m) + at);
     }
     meet(team, n);
-    into_stream(M, &layer->out, layer->after_attention, attended, m, stream, y, me, n, team);
+    into_stream(M, &layer->out, layer->after_attention, attended, m, y, x, stream, me, n, team);
     if (!M->parallel)
       for (int i = 0; i < m; i++) normalise(M, layer->before_mlp, row(stream, i), H, row(normed, i));
     const int gated = layer->gate.data != NULL;
-    const long of_mlp = inner.stride / L, end = TO(of_mlp);
-    for (long k = FROM(of_mlp), next; k < end; k = next) { /* some blocks at once, whose factors stay in the cache */
-      next = k + CHUNK / 2 < end ? k + CHUNK / 2 : end;
-      multiply(&layer->up, normed, m, k, next, factors, 0);
-      if (gated) multiply(&layer->gate, normed, m, k, next, gates, 0);
-      for (int i = 0; i < m; i++)
-        for (long j = 0; j < (next - k) * L; j += L) {
-          const vec up = load(row(factors, i) + j);
-          store(row(inner, i) + k * L + j, gated ? up * activated(M, load(row(gates, i) + j)) : activated(M, up));
-        }
-    }
+    const long from = FROM(inner.stride / L), to = TO(inner.stride / L);
+    multiply(&layer->up, normed, m, from, to, inner);
+    if (gated) multiply(&layer->gate, normed, m, from, to, gates);
+    for (int i = 0; i < m; i++)
+      for (long j = from * L; j < to * L; j += L) {
+        const vec up = load(row(inner, i) + j);
+        store(row(inner, i) + j, gated ? up * activated(M, load(row(gates, i) + j)) : activated(M, up));
+      }
     meet(team, n);
-    into_stream(M, &layer->down, layer->after_mlp, inner, m, stream, y, me, n, team);
+    into_stream(M, &layer->down, layer->after_mlp, inner, m, y, x, stream, me, n, team);
     if (P->outputs[l])
       for (long i = FROM(m); i < TO(m); i++) memcpy(P->outputs[l] + i * H, row(stream, i), H * sizeof(float));
   }
   for (int i = 0; i < P->n_logits; i++) normalise(M, M->last, row(stream, P->wanted[i]), H, row(x, i));
   const Rows logits = {P->logits, up_to(M->ids)};
   const long blocks = P->n_logits ? logits.stride / L : 0;
-  multiply(&M->head, x, P->n_logits, FROM(blocks), TO(blocks), from_block(logits, FROM(blocks)), 0);
+  multiply(&M->head, x, P->n_logits, FROM(blocks), TO(blocks), logits);
   for (long b = FROM(blocks); M->logit_cap > 0 && b < TO(blocks); b++)
     for (int i = 0; i < P->n_logits; i++)
       store(row(logits, i) + b * L, capped(load(row(logits, i) + b * L), M->logit_cap));
-}
-static int all_known(const Pass *P) { /* each id and each position has an embedding */
-  const Model *M = P->model;
-  for (int i = 0; i < P->m; i++) {
-    if (P->ids && (uint64_t)P->ids[i] >= (uint64_t)M->known) return 0;
-    if (M->places && P->token[i].position >= M->positions) return 0;
-  }
-  return 1;
 }
 /* k passes: a single one, or a chain over one text, each over the most probable one of the first n ids after the pass
    before: the first among equals, no number before all. tokens, highest: (k) these ids and their logits, or NULL.
    -> whether all ids and positions were known; -1: there is no memory */
 int forward(Pass *P, int threads, int k, int n, int64_t *tokens, float *highest) {
   const Model *M = P->model;
-  const long heads = (3 * M->heads + 2 * M->kv_heads) * M->head_size; /* of queries to values, and what they read */
-  const long m = P->m, shared = 2 * M->hidden + heads + M->mlp + M->rotaries * M->turned + 7 * L; /* in seven rows */
+  const long m = P->m, heads = (3 * M->heads + 2 * M->kv_heads) * M->head_size; /* of queries to values, and attended */
+  const long shared = heads + M->hidden + 2 * M->mlp + 6 * L; /* of a token, in six rows */
   long own = 0; /* of each thread: scores of whole pages, and four rows of each token */
   for (int i = 0; i < m; i++) own = P->token[i].whole > own ? P->token[i].whole : own;
-  own += k + P->masked + 2 * PAGE + m * (up_to(2 * M->hidden) + up_to(M->hidden) + CHUNK * L);
+  own += k + P->masked + 2 * PAGE + m * (4 * M->hidden + M->rotaries * M->turned + 4 * L);
   float *memory = malloc(sizeof(float) * (m * shared + threads * own));
   if (!memory) return -1;
-  int done = 0;
-  for (; done < k && all_known(P); done++) {
+  int done = 0, known = 1;
+  for (; done < k; done++) {
+    for (int i = 0; i < P->m; i++) { /* each id and each position has an embedding */
+      if (P->ids && (uint64_t)P->ids[i] >= (uint64_t)M->known) known = 0;
+      if (M->places && P->token[i].position >= M->positions) known = 0;
+    }
+    if (!known) break;
     Team team = {0};
 #pragma omp parallel num_threads(threads)
     run_pass(P, memory, memory + m * shared + omp_get_thread_num() * own, omp_get_thread_num(), omp_get_num_threads(),
@@ -440,5 +428,5 @@ int forward(Pass *P, int threads, int k, int n, int64_t *tokens, float *highest)
     P->ids = tokens + done, P->token += P->m, P->wanted = &P->token->text, P->m = 1; /* of one text: 0 */
   }
   free(memory);
-  return done == k;
+  return known;
 }
