@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = parsing.make_parser(__doc__, "python -m speclab.extensions.servers.start")
     parser.add_argument("engine", choices=PROGRAMS)
     parser.add_argument("--program", default="", help="llama-server, or the Python that has vLLM (.venv-vllm's)")
-    parser.add_argument("--models", nargs=2, metavar="PATH", help="target, draft or ngram (else the lab's)")
+    parser.add_argument("--models", nargs=2, metavar="MODEL", help="target, draft or ngram (else the lab's)")
     parser.add_argument("-k", "--draft-length", type=parsing.at_least(1, 64), default=4, metavar="K", help="default: 4")
     parser.add_argument("--slots", type=parsing.at_least(1, 64), default=1, help="requests at a time of llama-server")
     parser.add_argument("--port", type=parsing.at_least(1024, 65534), default=8000, help="and the next one for plain")
@@ -112,9 +112,11 @@ def _vllm(target: str, draft: str, k: int) -> tuple[list[str], list[str]]:
 
 
 def _as_gguf(model: str, folder: Path) -> str:
-    """Return the model of a folder as a GGUF file in `folder`; what is no folder is one already, or a lookup."""
+    """Return a model as a GGUF file, which is made in `folder` where it is none; a lookup stays a word."""
+    if model == "ngram" or Path(model).is_file():
+        return model
     path = Path(tempfile.mkdtemp(dir=folder)) / f"{Path(model).name}.gguf"
-    return str(written_gguf.convert(model, path)) if Path(model).is_dir() else model
+    return str(written_gguf.convert(model, path))
 
 
 class Running(NamedTuple):
