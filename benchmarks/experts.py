@@ -137,18 +137,15 @@ def measure(args: argparse.Namespace, models: list[CachedModel], texts: list[Ten
     width) ids each."""
     model, widths = models[0].model, args.widths
     chosen = [chosen_experts(model, text)[:, args.context :] for text in texts]
-    seconds: list[list[list[float]]] = [[[] for _ in widths] for _ in models]
+    took = []  # of each text and model, for each width, the seconds of its repeats
     with progress(len(texts), "text", "passes") as bar:
         for text in texts:
-            for of_model, cached in zip(seconds, models, strict=True):
-                found = roofline.time_passes(cached, text, widths, args.repeats + 1)
-                for of_width, times in zip(of_model, found, strict=True):
-                    of_width += times[1:]  # the first pass meets the shape
+            took.append([roofline.time_passes(cached, text, widths, args.repeats) for cached in models])
             bar.update()
-    own, one, two = ([statistics.median(times) for times in of_model] for of_model in seconds)
+    own, one, two = np.median(took, axis=(0, 3)).tolist()
     expert, others = bytes_of(model)
     rows = []
-    for width, *took in zip(widths, own, one, two, strict=True):
+    for width, *seconds in zip(widths, own, one, two, strict=True):
         loads = [load for experts in chosen for load in loads_of(experts[:, :width])]
         union = statistics.mean(map(len, loads))
         rows.append(
@@ -157,9 +154,9 @@ def measure(args: argparse.Namespace, models: list[CachedModel], texts: list[Ten
                 union=union,
                 expected=expected_union(args.experts, args.used, width),
                 bytes=union * expert + others + roofline.cache_bytes(model, args.context + width),
-                seconds=took[0],
-                one_seconds=took[1],
-                two_seconds=took[2],
+                seconds=seconds[0],
+                one_seconds=seconds[1],
+                two_seconds=seconds[2],
                 predicted=predict(widths, one, two, loads, width),
             )
         )

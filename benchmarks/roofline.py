@@ -125,19 +125,17 @@ def ceilings_of(setup: Setup, block: int) -> dict[str, float]:
 
 def time_passes(model: CachedModel, ids: torch.Tensor, widths: list[int], repeats: int) -> list[list[float]]:
     """Return the seconds of every repeat of each width, taking turns, over the end of a text whose beginning the cache
-    holds.  ids: (1, context + the largest width)
-
-    The first repeat meets new shapes and may be slow.
+    holds.  ids: (1, context + the largest width). One more turn, the first one, meets the shapes and does not count.
     """
     ids, context = ids.to(model.device), ids.shape[1] - max(widths)
     model.prefill(ids[:, :context])
     length, times = model.length, {width: list[float]() for width in widths}
-    for turn in range(repeats):
+    for turn in range(1 + repeats):
         for width in widths if turn % 2 == 0 else widths[::-1]:  # steady drift cancels
             tokens = ids[:, context : context + width]
             times[width].append(seconds(functools.partial(model.forward, tokens), model.device))
             model.crop(length)
-    return list(times.values())
+    return [of_width[1:] for of_width in times.values()]
 
 
 def measure_model(args: argparse.Namespace, role: Role, name: str, cached: CachedModel, block: int) -> ModelPasses:
@@ -145,11 +143,11 @@ def measure_model(args: argparse.Namespace, role: Role, name: str, cached: Cache
     model, weight_bytes = cached.model, weights_read(cached.model)[1] - getattr(cached.fast, "bytes_spared", 0)
     generator = torch.Generator().manual_seed(args.seed)
     text = torch.randint(0, cached.vocab_size, (1, args.context + args.widths[-1]), generator=generator)
-    runs = time_passes(cached, text, args.widths, args.repeats + 1)
+    runs = time_passes(cached, text, args.widths, args.repeats)
     passes = [
         Pass(
             width=width,
-            seconds=statistics.median(times[1:]),  # the first pass meets the shape, and does not count
+            seconds=statistics.median(times),
             bytes=weight_bytes + cache_bytes(model, args.context + width),
             operations=operations(model, width, args.context),
         )

@@ -34,7 +34,7 @@ BROKEN = (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError, Valu
 SETTLE_LOOKS, SETTLE_SECONDS = 150, 0.02  # looks until a page has counted a request, and the pause after each
 WARM_UP_TOKENS = 8
 LEAST = 3  # prompts that are asked however long they take: an interval needs as many
-KEY = "SPECLAB_API_KEY"
+KEY, ADDRESS = "SPECLAB_API_KEY", re.compile(r"https?://[\w.:[\]-]+(/[\w./~%-]*)?", re.ASCII)
 OWN_TEXTS, LARGEST_TEXTS, MOST_PROMPTS = Path(__file__).with_name("prompts.txt"), 2**20, 1000
 
 VLLM, LLAMA, OTHER = "vLLM", "llama-server", "an OpenAI-compatible server"
@@ -182,10 +182,8 @@ def _rounds(said: Any) -> tuple[Rounds, int] | None:
     where it tells none, or in another form than that of 0.32. Rounds without a draft are not among them."""
     with contextlib.suppress(LookupError, TypeError, ValueError):
         found = said["speculative_decoding"]
-        rounds, longest = (
-            list(zip(found["per_step_drafted"], found["per_step_accepted"], strict=True)),
-            found["num_spec_tokens"],
-        )
+        rounds = list(zip(found["per_step_drafted"], found["per_step_accepted"], strict=True))
+        longest = found["num_spec_tokens"]
         if all(type(n) is type(kept) is int and 0 <= kept <= n <= longest for n, kept in rounds):
             return (rounds, longest) if type(longest) is int and longest <= counters.MOST_POSITIONS else None
     return None
@@ -337,15 +335,10 @@ class Server:
 
 def check_url(url: str) -> str:
     """Return the address without what follows the port and path. UsageProblem where it is none."""
-    try:
-        place = httpx2.URL(url)
-        good = place.scheme in ("http", "https") and bool(place.host) and not (place.userinfo or place.query)
-        good = good and url.isascii() and not set(url) & set(" #?") and place.port in (None, *range(1, 2**16))
-    except (httpx2.InvalidURL, ValueError):
-        good = False
-    if not good:
-        raise UsageProblem(f"{url[:200]} is no address of a server; give one such as http://127.0.0.1:8000")
-    return url.rstrip("/").removesuffix("/v1")
+    with contextlib.suppress(httpx2.InvalidURL, ValueError):
+        if ADDRESS.fullmatch(url) and httpx2.URL(url).port in (None, *range(1, 2**16)):
+            return url.rstrip("/").removesuffix("/v1")
+    raise UsageProblem(f"{url[:200]} is no address of a server; give one such as http://127.0.0.1:8000")
 
 
 def find(url: str, key: str | None = None) -> Server:
