@@ -51,7 +51,7 @@ ACCURACIES = [f"dial:{i / 10:g}" for i in range(11)]
 FREE_ORACLES = [f"{dial}:free" for dial in ACCURACIES]
 # The defaults of what the command line leaves open: those of every sweep, and those that one sweep has of its own.
 DEFAULTS = {"draft": "model,ngram", "limit": 2, "max_new_tokens": 64, "repeats": 1}
-DEFAULTS |= {"draft_length": "4", "temperature": "0"}
+DEFAULTS |= {"draft_length": 4, "temperature": 0.0}
 
 
 @dataclass(kw_only=True)
@@ -208,14 +208,10 @@ def random_like(model: PreTrainedModel, seed: int) -> PreTrainedModel:
 
 
 def curves(sweep: SweepRun) -> dict[str, list[Point]]:
-    """Return a dict: name of a curve, with k and T where the sweep has several -> its points, along x where x is a
-    number, else in the record's order."""
-    several_k = len({point.draft_length for point in sweep.points}) > 1
-    several_t = len({point.temperature for point in sweep.points}) > 1
+    """Return the points of each series, along x where x is a number, else in the record's order."""
     groups: dict[str, list[Point]] = {}
     for point in sorted(sweep.points, key=lambda point: 0 if isinstance(point.x, str) else point.x):
-        parts = [point.series, *[f"k={point.draft_length}"] * several_k, *[f"T={point.temperature:g}"] * several_t]
-        groups.setdefault(", ".join(parts), []).append(point)
+        groups.setdefault(point.series, []).append(point)
     return groups
 
 
@@ -313,7 +309,7 @@ SWEEPS = {
         ("draft", "right", "α", *MEASURED, "book(α)", "Leviathan", "cost model", "forecast"),
         "acceptance rate α, as measured",
         "right says how often the draft proposes the target's token.",
-        {"draft_length": "2", "draft": ",".join([*FREE_ORACLES, *ACCURACIES])},
+        {"draft_length": 2, "draft": ",".join([*FREE_ORACLES, *ACCURACIES])},
     ),
     "output-length": Sweep(
         "How long must an answer be before speculation pays for its start?",
@@ -347,10 +343,9 @@ SWEEPS = {
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     args = filled(make_parser().parse_args(argv))
-    lengths = parsing.numbers(args.draft_length, int, 0, "-k")
-    temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
     registry.check_chains("a sweep", registry.read_all(args.draft.split(",")))
-    config, output = compare.prepare(args, f"{args.name}-sweep-{args.sweep}", lengths, temperatures)
+    still = [args.draft_length], [args.temperature]
+    config, output = compare.prepare(args, f"{args.name}-sweep-{args.sweep}", *still)
     points, parts = SWEEPS[args.sweep].points(config)
     record = SweepRun(
         **config.head(parts[-1]),
@@ -370,7 +365,9 @@ def make_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("experiment and results")
     group.add_argument("sweep", choices=list(SWEEPS), metavar="NAME", help="what to change, see above")
     flags.add_draft_flag(group, None, "no branches (default: model,ngram; acceptance has dials)")
-    flags.add_run_flags(group, "tokens per draft (default: 4; acceptance 2)", "0 is greedy (default: 0)")
+    lengths = "tokens per draft (default: 4; acceptance 2)"
+    group.add_argument("-k", "--draft-length", type=parsing.at_least(0, parsing.LARGEST), metavar="K", help=lengths)
+    group.add_argument("--temperature", type=parsing.number(float, 0), metavar="T", help="0 is greedy (default: 0)")
     flags.add_output_flags(group)
     parser.set_defaults(max_new_tokens=None)
     return parser

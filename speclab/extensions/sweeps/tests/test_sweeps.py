@@ -107,7 +107,7 @@ def test_ctrl_c_keeps_what_is_done(run, tmp_path, monkeypatch):
         ("acceptance", ["--draft", "ngram"], "dial:0.5,dial:0.9"),
         ("context", ["--draft", "dial:0.5", "--temperature", "1"], "add 0 to the temperatures"),
         ("context", ["--draft", "branching"], "knows chains only"),
-        ("context", ["-k", "2,auto"], "'auto' is not a whole number"),
+        ("context", ["-k", "2,auto"], "'2,auto' is not a whole number"),
     ],
 )
 def test_bad_words_are_one_line(run, tmp_path, monkeypatch, name, words, said):
