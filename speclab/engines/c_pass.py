@@ -112,8 +112,6 @@ class CModel:
         self.model = self._struct(Model, parts)
         self.page_floats = self.library.page_floats(byref(self.model))
 
-    def prepare(self, widths: Iterable[int], longest: int) -> None: ...  # any width and length runs
-
     def start(self, hidden_layers: Iterable[int] = ()) -> "CBackend":
         return CBackend(self, hidden_layers)
 

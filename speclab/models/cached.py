@@ -38,7 +38,7 @@ class CachedModel:
 
     vocab_size: higher ids are cut off and never emitted: a target's at its tokenizer's ids, a draft's at its target's.
     fast: the same model in the form of another engine than the eager one (speclab/models/setup.py).
-    length: tokens in the cache. n_last: those of the last pass. n_passes: from `prefill` on, replays left out.
+    length: tokens in the cache. n_last: those of the last `run`. n_passes: from `prefill` on, replays left out.
     """
 
     def __init__(self, model: PreTrainedModel, vocab_size: int | None = None, fast: Any = None):
@@ -83,7 +83,6 @@ class CachedModel:
 
     def prefill(self, prompt: Tensor) -> Tensor:
         """Drop the cache and read the prompt.  (1, prompt) ids -> (1, 1, vocab) logits of the next token"""
-        self.backend = None  # a graph cache is given back first, and the next backend may take it
         own, layers = self.family.backend or EagerBackend, self.hidden_layers
         self.backend = self.fast.start(layers) if self.fast else own(self.model, layers)
         with torch.inference_mode():
@@ -132,7 +131,7 @@ class CachedModel:
         call (`can_chain`).  -> (k,) the most probable tokens and (k,) their logits"""
         with torch.inference_mode():
             found = self.backend.chain(tokens, self.length, k, self.vocab_size)
-        self.length, self.n_last = self.length + tokens.shape[1] + k - 1, tokens.shape[1] if k == 1 else 1
+        self.length += tokens.shape[1] + k - 1
         self.n_passes += k
         return found
 

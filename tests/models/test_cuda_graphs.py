@@ -78,7 +78,8 @@ def test_rounds_are_those_of_the_eager_engine(kind, sampling, family, recorder, 
 def test_what_was_declared_is_recorded_with_the_prompts_pass():
     """Widths, and every bucket up to the longest text; passes of these, or padded to these, record nothing then."""
     cached = graphed()
-    cached.prepare({5}, 60)
+    for one in (cached, CachedModel(cached.model)):  # nothing is declared to the eager engine
+        one.prepare({5}, 60)
     cached.prefill(PROMPT)
     assert set(cached.backend._buffers.graphs) == {(width, rows) for width in (1, 5) for rows in (16, 32, 64)}
     before = graphs.captures.n

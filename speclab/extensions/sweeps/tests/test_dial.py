@@ -15,7 +15,7 @@ from speclab.models.cached import CachedModel
 from speclab.system.errors import UsageProblem
 from tests.contract import ENGINES, check
 from tests.decoding import plain_text, speculative_rounds
-from tests.tiny_models import VOCAB, perturbed, tiny
+from tests.tiny_models import VOCAB, on_engine, perturbed, tiny
 
 PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
 DIALS = {
@@ -42,7 +42,8 @@ def rounds_of(target, drafter, k: int, limit: int, sampling: Sampling = GREEDY) 
 
 def dialed(target: CachedModel, accuracy: float, k: int, limit: int, seed: int = 0) -> tuple[Dial, list[Round]]:
     """Decode with a dial over a draft model that knows nothing."""
-    dial = Dial(accuracy, ModelDrafter(CachedModel(tiny("llama", seed=50))), seed)
+    model = tiny("llama", seed=50, dtype=torch.float32)
+    dial = Dial(accuracy, ModelDrafter(CachedModel(model, fast=on_engine("c", model))), seed)
     dial.take_text(plain_text(target, PROMPT, limit))
     return dial, rounds_of(target, dial, k, limit)
 
@@ -52,6 +53,7 @@ def test_dial_at_1_is_always_right_and_at_0_always_wrong_at_the_cost_of_a_model(
     """It is an instrument for acceptance at a fixed cost: one real pass per drafted token, and the prompt's."""
     dial, rounds = dialed(target, accuracy, 4, 31)
     [draft] = dial.models
+    assert draft.can_chain
     assert draft.n_passes == 1 + sum(r.n_drafted for r in rounds)
     assert lengths is None or [len(r.tokens) for r in rounds] == lengths
 
