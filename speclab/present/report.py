@@ -19,7 +19,8 @@ ROWS = (
     "95 % is the interval in which the speedup would lie with other prompts. end to end counts the passes over the "
     "prompt, too. α is accepted / tested tokens, f is accepted / drafted tokens, and tok/rnd is the tokens per target "
     "pass; its forecast is that along the baseline's text. A prediction of the speedup stands with its error, "
-    "predicted / measured - 1. The formula and the ladder know chains only: drafts with branches have no values."
+    "predicted / measured - 1. The formula and the ladder know chains only: drafts with branches have no values. Kinds "
+    "of prompts stand apart at the first temperature; the record has them at each."
 )
 LIMITS = "passes of three targets against their limits; with a hybrid, rounds in which its lookup drafts"
 SHARES = "The share of the rounds in which the lookup of a hybrid drafts, and not its model, for each kind of prompt."
@@ -37,17 +38,21 @@ def page(run: ComparisonRun, name: str) -> str:
     answer = Markdown(screen(run, markdown=True).strip())
     blocks = [provenance(run), Heading("The answer"), answer, *pictures, *_details(run)]
     for other in filter(None, (run.eager, run.padded)):
-        blocks += [Heading(target_name(other), 1), provenance(other), *_details(other)]
+        blocks += [Heading(target_name(other), 1), provenance(other), *_details(other, is_first=False)]
     return tables.show(blocks, markdown=True)
 
 
-def _details(run: ComparisonRun) -> list[Block]:
-    blocks: list[Block] = [Heading("All rows"), rows_table(run.rows), Lines([ROWS, COSTS])]
+def _details(run: ComparisonRun, is_first: bool = True) -> list[Block]:
+    """Return what a run has in numbers. Kinds of prompts stand apart at the first temperature of the first run."""
+    kinds_at = run.rows[0].temperature if is_first and run.rows else None
+    shown = [row for row in run.rows if row.prompt_kind == "all" or row.temperature == kinds_at]
+    blocks: list[Block] = [Heading("Rows"), rows_table(shown), Lines([ROWS, COSTS] * is_first)]
     blocks.append(errors_table(prediction_rows(run.rows)))
     if shares := lookup_shares(run.raw):
-        blocks += [Heading("Rounds in which a lookup drafts"), shares_table(shares), Lines([SHARES])]
+        blocks += [Heading("Rounds in which a lookup drafts"), shares_table(shares), Lines([SHARES] * is_first)]
     ladder, effects = ladder_table(run.rows), [LADDER, *(f"{name}: {meaning}" for name, meaning in EFFECTS.items())]
-    blocks += [Heading("From the formula to the measurement"), ladder, Lines(effects * bool(ladder.rows))]
+    blocks += [Heading("From the formula to the measurement"), ladder]
+    blocks.append(Lines(effects * (is_first and bool(ladder.rows))))
     return [*blocks, Heading("Noise"), Lines([*noise_lines(run.noise), generate_line(run)])]
 
 

@@ -133,7 +133,7 @@ def temperature_name(temperature: float) -> str:
 
 def prediction(predicted: Callable[[Any], float | None]) -> Cell:
     """Return a cell such as "2.58 +106%": a prediction and its error, predicted / measured - 1."""
-    return lambda row: "-" if (it := predicted(row)) is None else f"{it:.2f} {it / row.speedup - 1:>+5.0%}"
+    return lambda row: "-" if (it := predicted(row)) is None else f"{it:.2f} {it / row.speedup - 1:>+z5.0%}"
 
 
 def drafts_only(cell: Cell) -> Cell:
