@@ -166,7 +166,8 @@ def explained(model: PreTrainedModel, right: Tensor) -> float:
 
 def unexplained(model: PreTrainedModel, logits: Tensor, right: Tensor) -> str | None:
     """Tell how far logits (1, n, vocab) are off, with experts at the median position; None if rounding explains it."""
-    gaps, allowed = differences(logits, right).amax(-1)[0], explained(model, right)  # (n,)
+    differences = torch.where(logits == right, 0.0, (logits - right).abs())  # 0 also where both are -infinity
+    gaps, allowed = differences.amax(-1)[0], explained(model, right)  # (n,)
     n = len(gaps)
     found = gaps.kthvalue(n // 2 + 1 if is_mixture_of_experts(model) else n).values.item()
     return None if found <= allowed else f"{found:.1e} where rounding explains {allowed:.1e}"
@@ -196,11 +197,6 @@ def spread(logits: Tensor) -> float:
     highest = logits.masked_fill(~real, -torch.inf).amax(-1)
     lowest = logits.masked_fill(~real, torch.inf).amin(-1)
     return (highest - lowest).flatten().median().item()
-
-
-def differences(logits: Tensor, right: Tensor) -> Tensor:
-    """Return the absolute differences of two logits. They are 0 where both are equal, also where both are -infinity."""
-    return torch.where(logits == right, 0.0, (logits - right).abs())
 
 
 class Reference:
