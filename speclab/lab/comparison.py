@@ -17,7 +17,7 @@ from speclab.core.rules import TOKEN
 from speclab.drafts import registry
 from speclab.drafts.lengths import LONGEST
 from speclab.lab.bench import SPECULATIVE, Bench
-from speclab.lab.harness import Measurement, measure, mixed
+from speclab.lab.harness import Measurement, kept_when_stopped, measure, mixed
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.known_texts import CostTable, calibrated, probs_of_texts, rounds_of_texts
 from speclab.lab.rows import noise_floors, rows_of
@@ -115,7 +115,13 @@ def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement]:
     arms = config.arms()
     plain = [GENERATE] if 0 in config.temperatures else []  # the library's own plain decoding, which is greedy
     measured = measure_and_judge(config, [*arms, *plain], config.instruments(arms))
-    greedy, costs = measured.of(BASELINE, 0.0), calibrated(measured)
+    greedy, device, dtype = measured.of(BASELINE, 0.0), config.setup.device, config.setup.dtype
+    costs, rows, speed = CostTable(), rows_of(measured.lines, {}), None
+    with kept_when_stopped(lambda: "what is measured has no forecasts") as stops:
+        costs = calibrated(measured)
+        rows = build_rows(measured, costs)
+        speed = max(bandwidth(block_bytes(device), device, dtype, repeats=3).values())
+    measured.stop = measured.stop or next(iter(stops), None)
     run = ComparisonRun(
         **config.head(measured),
         prompts={
@@ -129,13 +135,12 @@ def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement]:
             {"drafter": config.method(draft), "temperature": temperature, "costs": asdict(draft_costs)}
             for (draft, temperature), draft_costs in costs.items()
         ],
-        rows=build_rows(measured, costs),
+        rows=rows,
         raw=[line.recorded() for line in measured.lines],
+        bandwidth=speed,
     )
-    device, dtype = config.setup.device, config.setup.dtype
     if not is_mixture_of_experts(model := config.setup.target.model):  # whose passes read more or fewer experts
         run.weight_bytes = weights_read(model)[1] - getattr(config.setup.target.fast, "bytes_spared", 0)
-    run.bandwidth = max(bandwidth(block_bytes(device), device, dtype, repeats=3).values())
     return run, measured
 
 
