@@ -53,7 +53,6 @@ class CachedModel:
         self.hidden_layers: tuple[int, ...] = ()
         self.backend: Any = None  # what runs the passes of this decoding; `prefill` makes it
         self.keeps: Callable[[int, int], int] = tokens_to_keep  # the rule by which `commit` rolls back
-        self.length = self.n_last = self.n_passes = 0
 
     def __deepcopy__(self, memo: object = None) -> "CachedModel":
         """Return a twin that shares the weights, with a cache of its own: a drafter is copied with its model."""
@@ -124,7 +123,7 @@ class CachedModel:
 
     @property
     def can_chain(self) -> bool:
-        return hasattr(self.backend, "chain") and not self.hidden_layers
+        return hasattr(self.backend, "chain")
 
     def chain(self, tokens: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Append (1, m) ids, then k - 1 times the most probable next token, in one call of an engine that has such a

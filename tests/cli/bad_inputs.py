@@ -92,7 +92,7 @@ def weights(folder: Path) -> None:
         file = copied(folder, f"weights-{name}") / "model.safetensors"
         save_file({k: v for k, v in damaged.items() if v is not None}, file, metadata={"format": "pt"})
     (copied(folder, "adapter") / "adapter_config.json").write_text("{}")
-    tiny_llama(0, vocab_size=40).save_pretrained(copied(folder, "few-ids"))
+    tiny_llama(0, vocab_size=271).save_pretrained(copied(folder, "few-ids"))  # a prompt below has the id 271
     cut = copied(folder, "weights-cut") / "model.safetensors"
     cut.write_bytes(cut.read_bytes()[:10_000])
     for name in ("missing", "pickled"):
@@ -172,7 +172,7 @@ ROWS = [
     Row(f"{B} --target weights-nan --prompt x", 3, ("not finite",)),
     Row(f"{B} --prompt x --target weights-lacking", 3, ("lacks the weights model.norm.weight",)),
     Row(f"{B} --prompt x --target adapter", 3, ("holds an adapter",)),
-    Row(f"{B} --prompt 'def f(x):' --target few-ids", 3, ("do not belong together",)),
+    Row(f"{B} --prompt 'def f(x):' --target few-ids", 3, ("token 271", "do not belong together")),
     Row(f"{B} --prompt x --target tokenizer-missing", 3, ("its tokenizer cannot be used",)),
     Row(f"{B} --prompt x --target template-refuses", 3, ("chat template", "no user may speak; use --no-chat")),
     Row(f"{B} --target tokenizer-huge-id --prompt a", 3, ("token 1000000000", "do not belong together")),

@@ -77,10 +77,10 @@ def test_a_row_says_what_its_decodings_had():
 def test_interval_resamples_prompts_with_their_repeats_inside():
     """Two repeats of three prompts are three pairs of sums; the ratio of each pair is 2, so the interval is a point."""
     baseline = [sample(BASELINE, i, 1.0 + i, 3.0 + i) for i in range(3)]
-    fast = [sample(MODEL, i, 1.5 + i, 0.5, **FIVE) for i in range(3)]
+    fast = [sample(MODEL, i, 1.5 + i, 0.5, **FIVE, n_replays=1) for i in range(3)]
     made = row_of(fast, baseline)
     assert (made.speedup_low, made.speedup, made.speedup_high) == pytest.approx((2.0, 2.0, 2.0))
-    assert (made.n_prompts, made.n_emitted, made.verdict) == (3, 60, "faster")
+    assert (made.n_prompts, made.n_emitted, made.n_replays, made.verdict) == (3, 60, 6, "faster")
     wider = row_of([sample(MODEL, 0, 0.5, 1.0, **FIVE), *fast[1:]], baseline)
     assert wider.speedup_low < wider.speedup < wider.speedup_high
     slow = row_of([sample(MODEL, i, 5.0 + i, 3.0 + 3 * i, **FIVE) for i in range(3)], baseline)
@@ -95,7 +95,7 @@ def test_plain_rows():
     assert made.draft is made.tokens_per_round is made.book_formula is made.verdict is baseline[0].draft is None
     assert (made.n_rounds, made.n_emitted, made.draft_length) == (30, 30, 0)
     arms = (BASELINE, MODEL, Arm("model auto", "model auto", 8, auto=True))
-    assert [arm.label for arm in arms] == ["baseline", "model k=2", "model auto"]
+    assert [sample(arm, 0).arm.label for arm in arms] == ["baseline", "model k=2", "model auto"]
     theirs = row_of([sample(GENERATE, i, 1.25, prefill=0.0) for i in range(3)], baseline)
     assert theirs.speedup == theirs.speedup_with_prefill == pytest.approx((1 + 2 + 3 + 3 * 0.5) / (3 * 1.25))
     assert theirs.same_as_baseline is True
@@ -146,3 +146,4 @@ def test_what_is_recorded_holds_every_second_and_count_and_no_text():
         "n_rounds": 10, "n_drafted": 20, "n_accepted": 10, "n_rejected": 8, "n_emitted": 20,
         "rounds": [[[2, 1, False]] * 5] * 2,
     }  # fmt: skip
+    assert replace(made, draft=None).recorded().rounds == []

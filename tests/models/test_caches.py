@@ -259,3 +259,6 @@ def test_a_cache_is_cut_to_no_more_than_it_holds():
     cached.prefill(PROMPT)
     with pytest.raises(RuntimeError, match="cannot crop"):
         cached.crop(PROMPT.shape[1] + 1)
+    cached.forward(PROMPT[:, :3])
+    with pytest.raises(AssertionError, match="drafted token 2 of 2"):
+        cached.keep([0, 2])

@@ -121,11 +121,11 @@ def test_pictures_are_written_and_left_out_where_there_is_nothing_to_show(tmp_pa
 
 def test_each_part_of_a_run_has_a_panel_and_a_share_of_lookups():
     """Half of the rounds on code and none on prose: in the table, and all together as a bar of the right run."""
-    line = Decoded.begin(Arm("hybrid", "hybrid", 4), 0.0, 0, "code", 9)
-    code = replace(line, rounds=[[RoundCounts(4, 2, True), RoundCounts(4, 1)]] * 2)
+    line = Decoded.begin(Arm("hybrid", "hybrid", 4), 0.0, 0, "copy", 9)  # an end token came at once: no round
+    code = replace(line, prompt_kind="code", rounds=[[RoundCounts(4, 2, True), RoundCounts(4, 1)]] * 2)
     prose = replace(line, prompt_kind="prose", rounds=[[RoundCounts(4, 1)] * 4])
     run = replace(three_regimes(), raw=[code, prose])
-    assert lookup_shares(run.raw) == {("hybrid", 4, 0.0): {"all": 0.25, "code": 0.5, "prose": 0.0}}
+    assert lookup_shares([line, *run.raw]) == {("hybrid", 4, 0.0): {"all": 0.25, "code": 0.5, "prose": 0.0}}
     assert lookup_shares([prose, Decoded.begin(BASELINE, 0.0, 0, "code", 9)]) == {}
     titles = [panel.title for panel in pictures.speedup_panels(run.parts)]
     greedy = [f"{name}, T = 0 (greedy)" for name in ("lab pair, eager", "lab pair", "lab:200m")]
