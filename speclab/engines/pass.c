@@ -320,16 +320,14 @@ static void attend(const Pass *P, int l, long i, int h, const float *query, floa
     store(scores + r, e), sums += e;
   }
   const float sum = total(sums), scale = sum == 0 ? 0 : 1 / sum;
-  for (int from = 0; from < D; from += 4 * L) {
-    const int parts = up_to(D - from) / L < 4 ? up_to(D - from) / L : 4;
-    vec mean[4] = {{0}};
-    for (int r = first; r < end; r++) {
-      if (scores[r - first] == 0) continue; /* what it does not read may hold anything */
-      const float *values = value_at(M, pages, u, r) + from;
-      for (int b = 0; b < parts; b++) mean[b] += load(values + b * L) * scores[r - first];
-    }
-    for (int d = 0; d < D - from && d < 4 * L; d++) out[from + d] = mean[d / L][d % L] * scale;
+  vec mean[up_to(D) / L];
+  memset(mean, 0, sizeof mean);
+  for (int r = first; r < end; r++) {
+    if (scores[r - first] == 0) continue; /* what it does not read may hold anything */
+    const float *values = value_at(M, pages, u, r);
+    for (int b = 0; b < up_to(D) / L; b++) mean[b] += load(values + b * L) * scores[r - first];
   }
+  for (int d = 0; d < D; d++) out[d] = mean[d / L][d % L] * scale;
 }
 
 /* ---- a pass ---- */
