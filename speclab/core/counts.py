@@ -1,4 +1,4 @@
-"""Counts of rounds, and the ratios that are computed from them. Ratios are computed nowhere else. Needs no torch."""
+"""Counts of rounds; and α, f and tau, which are computed from them nowhere else. Needs no torch."""
 
 from __future__ import annotations
 

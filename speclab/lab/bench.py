@@ -81,9 +81,10 @@ class Bench:
     def budget(self, prompt: Prompt, sampling: Sampling) -> int:
         """Return how many tokens every arm decodes of this prompt, in every repeat.
 
-        A greedy text that ends in repetition is decoded only up to where that begins in the baseline's text: repeated
-        tokens are easy to draft and would raise every speedup, most of all those of lookups. Two tokens are the least,
-        since the first one comes with the prompt's own pass. Sampled texts differ from draw to draw and are not cut.
+        A greedy text that ends in repetition is decoded only up to where that begins in the target's text, which is
+        made once more for this, untimed: repeated tokens are easy to draft and would raise every speedup, most of all
+        those of lookups. Two tokens are the least, since the first one comes with the prompt's own pass. Sampled texts
+        differ from draw to draw and are not cut.
         """
         if not sampling.greedy or self.max_new_tokens <= REPEATED:
             return self.max_new_tokens

@@ -73,7 +73,8 @@ class Measurement:
         return [line for line in self.lines if line.arm == arm and line.temperature == temperature]
 
     def book(self, decoding: Decoding, temperature: float, index: int) -> None:
-        """Keep what a decoding of this prompt gave: an instrument its costs, every other arm one more repeat."""
+        """Keep what a decoding of this prompt gave: an instrument or a control its rounds, every other arm one more
+        repeat, the second baseline both."""
         arm = decoding.arm
         if arm.method in (INSTRUMENT, CONTROL):
             (self.rounds if arm.method == INSTRUMENT else self.controls).extend(decoding.times(temperature))
@@ -108,9 +109,9 @@ def take_turns(arms: Sequence[Any], after_step: Callable[[Any], None] | None = N
                 break
 
 
-def interleaved(decodings: list[Decoding], turn: int) -> None:
-    """Finish the decodings of one turn; who is first among equals changes from turn to turn."""
-    take_turns(decodings if turn % 2 == 0 else decodings[::-1], stride=STRIDE)
+def interleaved(decodings: list[Decoding], number: int) -> None:
+    """Finish the decodings of one turn. Who is first among equals changes with this number, prompt index + repeat."""
+    take_turns(decodings if number % 2 == 0 else decodings[::-1], stride=STRIDE)
 
 
 def mixed(prompts: list[Prompt]) -> list[int]:
@@ -134,7 +135,7 @@ def measure(
     """Decode all prompts with all arms, in turns. Ctrl-C keeps the turns that every arm has finished.
 
     instruments: for each draft the lengths that its instrumented decoding tries; without lengths it has none. With any
-    draft the baseline, the first of `arms`, runs twice. schedule: finishes the decodings of the turn with this number.
+    draft the baseline, the first of `arms`, runs twice. schedule: finishes the decodings of a turn (see `interleaved`).
     """
     if instruments:
         middle = (len(arms) + 1) // 2  # half a round of turns away from the first, as the other arms are on average
@@ -143,6 +144,7 @@ def measure(
     measured = Measurement(bench, prompts)
     samplings = [bench.setup.sampling_at(temperature) for temperature in temperatures]
     turns = [(repeat, index) for repeat in range(repeats) for index in mixed(prompts)]
+    n_kinds = len({prompt.kind for prompt in prompts})
 
     def complete() -> str:
         n = len({line.prompt_index for line in measured.lines})
@@ -155,7 +157,9 @@ def measure(
         old_objects_frozen(),
     ):
         for turn, (repeat, index) in enumerate(turns):
-            twins = [own[turn % len(own)] for one in tools if (own := [arm for arm in arms if arm.draft == one.draft])]
+            of_kind, kind = divmod(turn, n_kinds)  # no kind of prompt always has the same length beside it
+            owns = [[arm for arm in arms if arm.draft == one.draft] for one in tools]
+            twins = [own[(of_kind + kind) % len(own)] for own in owns if own]
             asked = [one for arm in arms for one in (arm, replace(arm, method=CONTROL))[: 1 + (arm in twins)]]
             stream = repeat * 100_003 + index  # another one for every prompt and repeat, the same for every arm
             finished: list[tuple[Decoding, float]] = []

@@ -1,4 +1,4 @@
-"""Makes the rows of a record from what was decoded. This is the only place where a measurement becomes a ratio."""
+"""Makes the rows of a record from what was decoded. Seconds become a speedup here and nowhere else."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

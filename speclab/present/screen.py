@@ -294,4 +294,4 @@ def between(row: Row) -> str:
     large = [item for item in known if abs(math.log(max(item[1], 1e-9))) > math.log(1.1)]
     said = math.prod([round(row.book_formula or 0.0, 2), *(round(factor, 2) for _, factor in large)])
     named = "".join(f"x{factor:.2f} {name}, " for name, factor in large)
-    return f"; between them: {named}x{round(row.speedup, 2) / said:.4g} all others" if known and said else ""
+    return f"; between them: {named}x{round(row.speedup, 2) / said:.4g} the rest" if known and said else ""

@@ -1,7 +1,7 @@
 """Three forms of what was measured: Round -> Decoded -> Row.
 
-A loop yields rounds. What one arm did with one prompt is a `Decoded`, which a record keeps as `raw`. Rows are computed
-from these and from nothing else, by speclab/lab/rows.py: in the run, and from its record once more.
+A loop yields rounds. What one arm did with one prompt is a `Decoded`, which a record keeps as `raw`. What rows have
+measured is computed from these alone, by speclab/lab/rows.py; predictions need costs and texts as well.
 """
 
 from collections.abc import Sequence
@@ -179,13 +179,14 @@ class Noise(RecordPart):
 class Row(ArmCounts):
     """One arm beside the baseline on the same prompts. Costs are in decode steps of the target.
 
-    The fields from `draft_cost` on are None until speclab/theory/attribution.py knows the costs.
+    From `draft_cost` to `ladder` fields are None until speclab/theory/attribution.py knows the costs. `draft_cost` is
+    of a drafted token, `verify_cost` and `overhead` are of a round.
     """
 
     n_prompts: Count
     seconds: Amount  # of decoding, prefill apart
     tokens_per_second: Amount
-    speedup: Amount
+    speedup: Amount  # a quotient of sums over all prompts and repeats, prefill apart
     speedup_low: float | None
     speedup_high: float | None
     speedup_with_prefill: Amount

@@ -1,7 +1,8 @@
 """Why the measured speedup is what it is: two predictions and a ladder of factors. Pure: counts and costs in.
 
 accounting  the rounds that were made, priced with calibrated costs. It is wrong only where the costs are.
-forecast    the baseline's text, one pass of the draft over it, and the same costs. It sees no timed row.
+forecast    the baseline's text, one pass of both models over it, and the same costs. It sees no timed row. Greedy, at a
+            fixed length and with the same text, it is the accounting.
 
 The ladder starts at the book's formula and changes one assumption at a time until it reaches the measurement; the
 factor between two rungs is what that assumption is worth, and the last one is what none of them explains. So the
@@ -27,7 +28,7 @@ EFFECTS = {  # what one rung of the ladder adds
     "verification": "a target pass over k + 1 tokens may take longer than one over a token",
     "overhead": "accepting, rolling back, and the loop around them take time",
     "real acceptance": "right drafts come in streaks, drafts may be shorter than k, and texts end",
-    "all else": "what the effects before it do not account for: draws of this run, and noise",
+    "all else": "what the effects before it do not account for: errors of the costs, noise and, when sampling, draws",
 }
 RUNGS = ("book formula", *EFFECTS)
 # Columns of a row that predict its speedup, best informed first -> what tables and pictures call them.
@@ -44,7 +45,7 @@ PREDICTORS = {
 class PredictedSeconds:
     """The predicted seconds of one arm on one prompt, summed over repeats."""
 
-    baseline: float = 0.0
+    baseline: float = 0.0  # as its steps cost, not as it was timed
     draft: float = 0.0  # of the drafts in the rounds that were made
     verify: float = 0.0
     overhead: float = 0.0

@@ -1,5 +1,5 @@
-"""Formulas of speculative decoding: counts first, ratios second; and the expected number of rounds of a decoding, and
-their cost, without running it. Pure: numpy, no torch, no clock, no file.
+"""Formulas of speculative decoding; the expected number of rounds of a decoding, and their cost, without running it;
+and the interval of a ratio. Pure: numpy, no torch, no clock, no file.
 
 Letters, the same in text, code, tables and plots:
 

@@ -211,6 +211,14 @@ def test_arms_take_turns(seed, stopped):
     assert not tools or {r.drafter for r in found.controls} == set(tools)
 
 
+@pytest.mark.parametrize("n_kinds", [1, 2, 3])
+def test_a_control_has_every_length_with_every_kind_of_prompt(n_kinds):
+    prompts = [make_prompt(i, str(i % n_kinds)) for i in range(4 * n_kinds)]
+    measure(bench := ScriptedBench(0), ARMS, [0.0], prompts, 1, INSTRUMENTS)
+    found = {(arm.draft, arm.draft_length, prompt.kind) for arm, _, prompt, _ in bench.asked if arm.method == CONTROL}
+    assert len(found) == n_kinds * sum(arm.draft in INSTRUMENTS for arm in ARMS)
+
+
 def assert_least_goes_next(steps: list[tuple[int, int]], queue: list[int]) -> None:
     """Of the arms in this order; each step is (arm, tokens). An arm goes on until it is STRIDE tokens further."""
     reached, going, goal = dict.fromkeys(queue, 0), None, 0

@@ -87,7 +87,7 @@ def product_of(line: str) -> float:
     book = float(re.search(r"says (\d+\.\d+)x", line)[1])
     found = re.findall(r"\bx(\d+\.\d+) ", line.partition("between them: ")[2])
     assert 1 <= len(found) <= 1 + len(EFFECTS)
-    assert line.endswith(" all others")
+    assert line.endswith(" the rest")
     return book * math.prod(map(float, found))
 
 
