@@ -27,7 +27,7 @@ FEWEST_SPARE = 8  # observations beyond the number of parameters, without which 
 
 
 class RoundTime(NamedTuple):
-    """One instrumented round; a decode step of the baseline, all of it pass; or a round of a control, all of it rest."""
+    """One instrumented round; a decode step of the baseline, all of it pass; or a round of a control, all rest."""
 
     drafter: str
     temperature: float
