@@ -17,6 +17,7 @@ import sys
 
 from speclab.cli import compare, flags, parsing
 from speclab.cli.compare import Output, show
+from speclab.drafts import registry
 from speclab.extensions.batch import shown
 from speclab.extensions.batch.decoding.batched_model import check_batch
 from speclab.extensions.batch.decoding.budget import RULES, Budgeted
@@ -74,6 +75,7 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     numbers = (parsing.AUTO if word in RULES else word for word in words)
     lengths, args.auto = parsing.lengths(",".join(numbers), "-k")
     flags.sampling_from(args)
+    registry.check_chains("a batch", registry.read_all(filter(None, args.draft.split(","))))
     config, output = compare.prepare(args, f"{args.name}-batch", lengths, [args.temperature])
     for name in [name for name in config.drafters if name.endswith(AUTO)]:
         del config.drafters[name]

@@ -8,17 +8,15 @@ text has none; on all engines but `c` the others are padding that nobody reads.
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from speclab.core.rounds import Decided, Draft
-from speclab.core.sampling import to_device
+from speclab.core.rounds import Draft
 from speclab.engines.c_pass import CModel
 from speclab.engines.cuda.cuda_graphs import GraphedModel
-from speclab.extensions.batch.decoding.row_buffers import GraphedRowBuffers, Placed, RowBuffers, RowPages
+from speclab.extensions.batch.decoding.row_buffers import GraphedRowBuffers, RowBuffers, RowPages
 from speclab.models import checks
 from speclab.models.cached import CachedModel
 from speclab.models.family import check_family
@@ -40,8 +38,6 @@ class BatchedModel:
         self.lengths = [0] * n_rows
         self._hidden: dict[int, Tensor] = {}
         self._prefilled: int | None = None  # the row whose prompt was the last pass
-        self._starts: list[int] = []  # lengths before the last pass
-        self._sizes: list[int] | None = None  # how many tokens of each row the draft's pass verifies
         self._buffers: Any = None  # RowBuffers or RowPages
         self._last = (model.room.text or sys.maxsize) - 1  # the highest position
 
@@ -53,9 +49,9 @@ class BatchedModel:
             self._buffers = None  # the old ones go before the new ones come
             kinds: dict[Any, Any] = {CModel: RowPages, GraphedModel: GraphedRowBuffers}
             kind, run = kinds.get(type(self.model.fast), RowBuffers), self.model.fast or self.model.model
-            self._buffers = kind(run, self.n_rows, longest)
+            self._buffers = kind(run, self.n_rows, longest, self._last)
         if isinstance(self._buffers, GraphedRowBuffers):
-            self._buffers.prepare(widths, longest, self._last)
+            self._buffers.prepare(widths, longest)
 
     def fill(self, seed: int) -> None:
         """Write random numbers into all places, for passes whose time alone counts."""
@@ -68,56 +64,29 @@ class BatchedModel:
         with torch.inference_mode():
             logits, hidden = self._buffers.prefill(row, prompt, self.model.hidden_layers)
         self.lengths = [prompt.shape[1] if i == row else length for i, length in enumerate(self.lengths)]
-        self._hidden, self._prefilled, self._starts = hidden, row, []
+        self._hidden, self._prefilled = hidden, row
         return logits[..., : self.vocab_size]
 
-    def forward(self, tokens: Tensor, reads: Tensor | None = None, sizes: Sequence[int] | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
         """Append tokens to each row that has a text.  (rows, m) ids -> (rows, m, vocab) logits
 
-        reads: (rows, m, m) bool, which of these tokens each one reads, itself included; its position is
-        behind as many of them as it reads. None: all up to itself.
         sizes: so many first tokens of each row count; what follows is padding, whose logits mean nothing. None: all.
         """
         (n_rows, m), starts, capacity = tokens.shape, self.lengths, self._buffers.capacity
-        counted = [n if start else 0 for n, start in zip(sizes or self._sizes or [m] * n_rows, starts, strict=True)]
+        counted = [n if start else 0 for n, start in zip(sizes or [m] * n_rows, starts, strict=True)]
         if (total := max(starts) + m) > capacity:
             raise RuntimeError(f"a text of {total} tokens in buffers of {capacity}")
-        placed = Placed(starts, counted, m, self._last, reads)
         with torch.inference_mode():
-            if reads is not None:  # padding may read none
-                at = to_device(starts, self.device)[:, None] + reads.sum(-1) - 1
-                placed = replace(placed, positions=at.clamp(0, placed.last))
-            logits, self._hidden = self._buffers.forward(tokens, placed, self.model.hidden_layers)
-        self._prefilled, self._starts = None, starts
+            logits, self._hidden = self._buffers.forward(tokens, starts, counted, self.model.hidden_layers)
+        self._prefilled = None
         self.lengths = [start + n for start, n in zip(starts, counted, strict=True)]
         return logits[..., : self.vocab_size]
 
     def verify(self, last_tokens: Tensor, draft: Draft) -> Tensor:
         """Pass the last committed token of each row, (rows,), and the drafted ones.  -> (rows, n + 1, vocab) logits"""
-        if self.device.type == "cpu":  # to ask a GPU for the sizes is to wait for it
-            self._sizes = [n + 1 for n in draft.size.tolist()]
-        logits = draft.verified_by(self, last_tokens)
-        self._sizes = None
-        return logits
-
-    def commit(self, decided: Sequence[Decided], lengths: Sequence[int]) -> None:
-        """After `verify`: keep what was accepted in each row, and roll back to `lengths` tokens of each."""
-        if any(of_row.path is not None for of_row in decided):
-            self.keep([of_row.path or [] for of_row in decided])
-        self.crop(lengths)
-
-    def keep(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keep only these drafted tokens of each row, after a pass over the last committed token and the drafted ones.
-        paths: their numbers for each row, in rising order. Keys, values and hidden states move into this order."""
-        n = max(map(len, paths)) + 1
-        # What lies behind a row's path stays where it is; nobody reads it.
-        kept = [i for path in paths for i in [0, *(j + 1 for j in path), *range(len(path) + 1, n)]]
-        rows = to_device(kept, self.device).view(len(paths), n)
-        with torch.inference_mode():
-            self._buffers.move(self._starts, rows)
-            row = torch.arange(len(paths), device=self.device)[:, None]
-            self._hidden = {layer: states[row, rows] for layer, states in self._hidden.items()}
-        self.lengths = [start + n for start in self._starts]
+        is_cpu = self.device.type == "cpu"  # to ask a GPU for the sizes is to wait for it
+        sizes = [n + 1 for n in draft.size.tolist()] if is_cpu else None
+        return self.forward(torch.cat([last_tokens[:, None], draft.tokens], dim=1), sizes)
 
     def hidden(self, layers: Iterable[int], row: int = 0) -> Tensor:
         """The outputs of these layers side by side for one row, in the last pass or in that of the row's prompt.

@@ -6,8 +6,8 @@ one after the other: right for lookups, which cost next to nothing; what runs a 
 
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -157,29 +157,21 @@ class BatchedModelDrafter:
 
 
 def side_by_side(drafts: Sequence[Draft], vocab_size: int) -> Draft:
-    """One draft from those of several rows, (1, n) tokens each; rows are padded to the longest.
+    """One draft from those of several rows, (1, n) tokens each; rows are padded to the longest. Beside a draft that was
+    drawn a certain one has one-hot rows."""
+    n, size = max(one.tokens.shape[1] for one in drafts), torch.cat([one.size for one in drafts])
+    probs = faults = None
 
-    Where some are chains and others of one further kind, the chains become that kind (`of`).
-    """
-    n = max(draft.tokens.shape[1] for draft in drafts)
-    kind: Any = next((type(draft) for draft in drafts if type(draft) is not Draft), Draft)
-    alike = [draft if type(draft) is kind else kind.of(draft) for draft in drafts]
-    usual: dict[str, Callable[[Draft], Tensor]] = {  # of a draft that is certain, or has no fault
-        "probs": lambda one: nn.functional.one_hot(one.tokens, vocab_size).float(),
-        "faults": lambda one: torch.zeros_like(one.size),
-    }
+    def padded(parts: Iterable[Tensor]) -> Tensor:
+        """(1, m, ...) each -> (rows, n, ...), with zeros"""
+        return torch.cat([nn.functional.pad(part, (0, 0) * (part.ndim - 2) + (0, n - part.shape[1])) for part in parts])
 
-    def padded(part: Tensor) -> Tensor:
-        """(1, m, ...) -> (1, n, ...), with zeros; (1,) stays."""
-        return part if part.ndim == 1 else nn.functional.pad(part, (0, 0) * (part.ndim - 2) + (0, n - part.shape[1]))
-
-    filled: dict[str, Tensor] = {}
-    for name in (field.name for field in fields(kind)):
-        known = [getattr(one, name) for one in alike]
-        if any(part is not None for part in known):
-            pairs = zip(known, alike, strict=True)
-            filled[name] = torch.cat([padded(usual[name](one) if part is None else part) for part, one in pairs])
-    return kind(**filled)
+    if any(one.probs is not None for one in drafts):
+        one_hot = functools.partial(nn.functional.one_hot, num_classes=vocab_size)
+        probs = padded(one_hot(one.tokens).float() if one.probs is None else one.probs for one in drafts)
+    if any(one.faults is not None for one in drafts):
+        faults = torch.cat([torch.zeros_like(one.size) if one.faults is None else one.faults for one in drafts])
+    return Draft(padded(one.tokens for one in drafts), size, probs, faults)
 
 
 def shared_model(drafter: Drafter) -> CachedModel | None:

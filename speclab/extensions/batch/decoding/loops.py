@@ -83,7 +83,7 @@ def speculative_decode_batch(
 
         # 4. Roll back: each row to its own length.
         rounds = {row.place: row.commit(*decided[row.place][:4]) for row in busy}
-        target.commit(decided, rows.lengths)
+        target.crop(rows.lengths)
         drafter.observe({row.place: decided[row.place] for row in busy if not row.finish})
         for row in busy:
             yield row.number, rounds[row.place]

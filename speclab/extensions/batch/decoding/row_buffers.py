@@ -7,7 +7,6 @@ one for each width and number of places. On the engine `c` pages are in the plac
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,33 +21,6 @@ from speclab.engines.eager import decoder_layers, layer_outputs, masks, window_o
 
 Outputs = tuple[Tensor, dict[int, Tensor]]
 """(rows, m, vocab) logits, and (rows, m, hidden) outputs of the layers that were asked for"""
-
-
-@dataclass(frozen=True)
-class Placed:
-    """Where the `width` tokens of each row stand in a pass, and what they read. last: the highest position.
-
-    starts: the tokens of each row before the pass. sizes: so many first tokens of a row count, the others are padding.
-    reads: (rows, m, m) bool, which of these tokens each one reads beside all before them; None: all up to itself.
-    positions: (rows, m); None: each stands at its place, the first one right behind its row's text.
-    """
-
-    starts: list[int]
-    sizes: list[int]
-    width: int
-    last: int
-    reads: Tensor | None = None
-    positions: Tensor | None = None
-
-
-def visible(places: Tensor, total: int, reads: Tensor | None) -> Tensor:
-    """(rows, m) places of a pass's tokens, the first one right behind the row's text -> (rows, m, total) bool"""
-    columns = torch.arange(total, device=places.device)
-    if reads is None:
-        return columns <= places[..., None]
-    among = columns - places[:, :1]  # (rows, total) the number of the token that stands there, below 0 the text
-    of_pass = reads.gather(-1, among.clamp(0, reads.shape[-1] - 1)[:, None].expand(-1, reads.shape[1], -1))
-    return (among < 0)[:, None] | (of_pass & (among < reads.shape[-1])[:, None])
 
 
 class WrittenAtPlaces(WrittenInPlace):
@@ -69,10 +41,13 @@ class WrittenAtPlaces(WrittenInPlace):
 
 
 class RowBuffers:
-    """Keys and values of several texts: (rows, kv heads, capacity, head width) each, a pair for every layer."""
+    """Keys and values of several texts: (rows, kv heads, capacity, head width) each, a pair for every layer.
 
-    def __init__(self, model: PreTrainedModel, n_rows: int, capacity: int):
-        self.model, self.n_rows, self.capacity = model, n_rows, capacity
+    last: the highest position that a token may have.
+    """
+
+    def __init__(self, model: PreTrainedModel, n_rows: int, capacity: int, last: int):
+        self.model, self.n_rows, self.capacity, self.last = model, n_rows, capacity, last
         self.window, self.layers = window_of(model), range(len(decoder_layers(model)))
         of_all: dict[str, Any] = {"dtype": model.dtype, "device": model.device}
         self.keys, self.values = (
@@ -89,18 +64,20 @@ class RowBuffers:
         with layer_outputs(self.model, layers) as hidden:
             return self.model(input_ids=prompt, **options).logits, hidden
 
-    def forward(self, ids: Tensor, placed: Placed, layers: Iterable[int]) -> Outputs:
-        logits, *hidden = self.run(*self.given(ids, placed))
+    def forward(self, ids: Tensor, starts: list[int], sizes: list[int], layers: Iterable[int]) -> Outputs:
+        """Read (rows, m) ids, each row's behind its first `starts` tokens.  -> logits, outputs of these layers. sizes:
+        so many first ones of a row count, the others are padding, which is computed like them."""
+        logits, *hidden = self.run(*self.given(ids, starts))
         return logits, {layer: hidden[layer] for layer in layers}
 
-    def given(self, ids: Tensor, placed: Placed) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def given(self, ids: Tensor, starts: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What `run` takes. Of the mask, 0 is where a token reads, the lowest number elsewhere."""
-        start = to_device(placed.starts, ids.device)[:, None]
-        places = start + torch.arange(placed.width, device=ids.device)  # (rows, m)
-        positions = places.clamp(max=placed.last) if placed.positions is None else placed.positions
-        seen, dtype = visible(places, self.n_read(max(placed.starts) + placed.width), placed.reads), self.model.dtype
-        mask = torch.zeros(seen.shape, dtype=dtype, device=ids.device).masked_fill_(~seen, torch.finfo(dtype).min)
-        return ids, positions, mask[:, None], places
+        m, device, dtype = ids.shape[1], ids.device, self.model.dtype
+        places = to_device(starts, device)[:, None] + torch.arange(m, device=device)  # (rows, m)
+        columns = torch.arange(self.n_read(max(starts) + m), device=device)
+        seen = columns <= places[..., None]  # (rows, m, total)
+        mask = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, torch.finfo(dtype).min)
+        return ids, places.clamp(max=self.last), mask[:, None], places
 
     def run(self, ids: Tensor, positions: Tensor, mask: Tensor, places: Tensor) -> tuple[Tensor, ...]:
         """(rows, m) ids, positions and places, (rows, 1, m, total) mask -> (rows, m, vocab) logits, and the outputs of
@@ -117,14 +94,6 @@ class RowBuffers:
         """The number of places that a pass reads, of which `total` may be in use."""
         return total
 
-    def move(self, starts: list[int], rows: Tensor) -> None:
-        """Move keys and values of these tokens of each text's last pass, (texts, n), to its first places."""
-        text = torch.arange(len(rows), device=rows.device)[:, None]
-        first = to_device(starts, rows.device)[:, None]  # (texts, 1)
-        for part in self.keys + self.values:
-            transposed = part.transpose(1, 2)
-            transposed[text, first + torch.arange(rows.shape[1], device=rows.device)] = transposed[text, first + rows]
-
     def fill(self, generator: torch.Generator) -> None:
         for part in self.keys + self.values:
             part.normal_(generator=generator)
@@ -133,8 +102,8 @@ class RowBuffers:
 class GraphedRowBuffers(RowBuffers):
     """Row buffers with one CUDA graph for each width and number of places that are read, recorded when first needed."""
 
-    def __init__(self, graphed: GraphedModel, n_rows: int, capacity: int):
-        super().__init__(graphed.model, n_rows, capacity)
+    def __init__(self, graphed: GraphedModel, n_rows: int, capacity: int, last: int):
+        super().__init__(graphed.model, n_rows, capacity, last)
         self.kernels, self.graphs = graphed.kernels, dict[tuple[int, int], graphs.Graph]()
 
     def n_read(self, total: int) -> int:
@@ -149,13 +118,13 @@ class GraphedRowBuffers(RowBuffers):
         graph.replay()
         return graph.outputs[0].clone(), *graph.outputs[1:]
 
-    def prepare(self, widths: Iterable[int], longest: int, last: int) -> None:
+    def prepare(self, widths: Iterable[int], longest: int) -> None:
         """Record passes of these widths, for texts of up to `longest` tokens, while no row has a text."""
         for width in sorted(set(widths)):
             total = width
             while total <= min(longest, self.capacity):
                 ids = torch.zeros(self.n_rows, width, dtype=torch.long, device=self.model.device)
-                given = self.given(ids, Placed([total - width] * self.n_rows, [], width, last))
+                given = self.given(ids, [total - width] * self.n_rows)
                 self._graph(given)
                 total = given[2].shape[-1] + 1
 
@@ -178,8 +147,8 @@ class RowPages:
     """Keys and values of several texts on the engine `c`, in pages of each text. The tokens of all texts that count are
     one call of pass.c: padding is never computed. capacity: the most tokens that a text is meant to have."""
 
-    def __init__(self, fast: CModel, n_rows: int, capacity: int):
-        self.fast, self.capacity = fast, capacity
+    def __init__(self, fast: CModel, n_rows: int, capacity: int, last: int):
+        self.fast, self.capacity, self.last = fast, capacity, last
         self.rows = [fast.start() for _ in range(n_rows)]
 
     def prefill(self, row: int, prompt: Tensor, layers: Iterable[int]) -> Outputs:
@@ -187,40 +156,26 @@ class RowPages:
         backend = self.rows[row] = self.fast.start(layers)
         return backend.prefill(prompt), backend.hidden
 
-    def forward(self, ids: Tensor, placed: Placed, layers: Iterable[int]) -> Outputs:
-        """Run one pass over (rows, m) tokens. Of padding the logits and states are zeros."""
-        fast, starts, (n_rows, m) = self.fast, placed.starts, ids.shape
-        live = [(row, i) for row, n in enumerate(placed.sizes) for i in range(n)]
-        number = None if len(live) == n_rows * m else torch.tensor([row * m + i for row, i in live])
-
-        def counted(part: Tensor) -> Tensor:
-            """(rows, m, ...) -> (tokens that count, ...)"""
-            part = part.flatten(0, 1)
-            return part if number is None else part[number]
-
-        chosen, mask = counted(ids), None if placed.reads is None else counted(placed.reads)
-        places = [(row, starts[row], starts[row] + i) for row, i in live]
-        # Text, position, row, and how many first rows are read: in a chain all up to the token's own.
-        tokens = [(row, min(at, placed.last), at, at + 1 if mask is None else start) for row, start, at in places]
-        token = torch.tensor(tokens, dtype=torch.int32)
-        if placed.positions is not None:
-            token[:, 1] = counted(placed.positions)
+    def forward(self, ids: Tensor, starts: list[int], sizes: list[int], layers: Iterable[int]) -> Outputs:
+        """Run one pass, as RowBuffers.forward does. Of padding the logits and states are zeros."""
+        n_rows, m = ids.shape
+        live = [(row, i) for row, n in enumerate(sizes) for i in range(n)]
+        number = torch.tensor([row * m + i for row, i in live])
+        places = [(row, starts[row] + i) for row, i in live]
+        # Text, position, row, and how many first rows are read: all up to the token's own.
+        token = torch.tensor([(row, min(at, self.last), at, at + 1) for row, at in places], dtype=torch.int32)
         for backend, start in zip(self.rows, starts, strict=True):
             backend.reserve(start + m)
-        logits, hidden = fast.run(self.rows, token, chosen[None], mask=mask, wanted=range(len(live)), kept=layers)
+        chosen = ids.flatten()[number][None]
+        logits, hidden = self.fast.run(self.rows, token, chosen, wanted=range(len(live)), kept=layers)
 
         def by_row(found: Tensor) -> Tensor:
             """(1, tokens, width) -> (rows, m, width)"""
-            if number is not None:
+            if len(live) < n_rows * m:
                 found = found.new_zeros(1, n_rows * m, found.shape[-1]).index_copy_(1, number, found)
             return found[0].unflatten(0, (n_rows, m))
 
         return by_row(logits), {layer: by_row(states) for layer, states in hidden.items()}
-
-    def move(self, starts: list[int], rows: Tensor) -> None:
-        """Move keys and values of these tokens of each text's last pass, (texts, n), to its first places."""
-        for backend, start, of_text in zip(self.rows, starts, rows, strict=True):
-            backend.move(start, of_text)
 
     def fill(self, generator: torch.Generator) -> None:
         for backend in self.rows:

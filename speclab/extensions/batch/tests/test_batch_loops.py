@@ -24,7 +24,6 @@ from speclab.extensions.batch.decoding.loops import (
 )
 from speclab.extensions.batch.decoding.texts import Request
 from speclab.extensions.batch.tests.test_batched_model import RowCache, cached, on, spoil
-from speclab.extensions.batch.tests.trees import trees
 from speclab.models.cached import CachedModel
 from speclab.system.errors import UsageProblem
 from tests.grids import and_in_full
@@ -69,8 +68,6 @@ def with_drafter(kind: str, engine: str = "eager") -> tuple:
         "model": lambda: ModelDrafter(draft),
         "ngram": lambda: NgramDrafter(3, 1),
         "hybrid": lambda: HybridDrafter(NgramDrafter(3, 1), ModelDrafter(draft)),
-        "tree": lambda: trees("fixed").TreeDrafter(ModelDrafter(draft), (2, 1), sampled=True),
-        "best tree": lambda: trees("best").BestTreeDrafter(ModelDrafter(draft)),
     }
     return target, drafters[kind]()
 
@@ -97,10 +94,10 @@ def alone(target: CachedModel, drafter, asked: list[Request], k: int, **how) -> 
     return texts
 
 
-TRIED = [("model", how, "eager") for how in ("greedy", "sampled")]
-TRIED += [("ngram", "greedy", "eager"), ("feature", "sampled", "eager"), ("best tree", "sampled", "eager")]
-TRIED += [("model", "greedy", "c"), ("ngram", "greedy", "c"), ("best tree", "sampled", "c")]
-OTHERS = [*((kind, "sampled", "eager") for kind in ("hybrid", "block", "tree")), ("tree", "sampled", "c")]
+TRIED = [("model", how, engine) for how in ("greedy", "sampled") for engine in ("eager", "c")]
+TRIED += [("ngram", "greedy", "eager"), ("ngram", "greedy", "c"), ("ngram", "sampled", "eager")]
+TRIED += [("feature", "sampled", "eager")]
+OTHERS = [(kind, "sampled", "eager") for kind in ("hybrid", "block")]
 
 
 @pytest.mark.parametrize(("kind", "sampling", "engine"), and_in_full(TRIED, OTHERS))
@@ -202,13 +199,12 @@ def test_rows_are_filled_again():
 
 
 @pytest.mark.parametrize("engine", ["eager", "c"])
-@pytest.mark.parametrize("kind", ["model", "best tree"])
-def test_caches_equal_a_recomputation_after_every_round(kind, engine):
+def test_caches_equal_a_recomputation_after_every_round(engine):
     """Of the target: all of each text but its last token. Of the draft model: no rejected token.
 
     What was rejected is spoiled: one read of it would make another text.
     """
-    target, drafter = with_drafter(kind, engine)
+    target, drafter = with_drafter("model", engine)
     close = CLOSE[target.model.dtype]
     asked = [request for request in requests(WARM) if request.settings.max_new_tokens > 20]
     n_rows = len(asked)
@@ -221,10 +217,9 @@ def test_caches_equal_a_recomputation_after_every_round(kind, engine):
         if not round_.finish:
             assert batch.lengths[row] == len(texts[row]) - 1
             assert worst_difference(RowCache(batch, row), texts[row][:-1]) < close
-            if kind == "model":
-                held = drafters.draft.lengths[row]
-                assert held < len(texts[row])
-                assert worst_difference(RowCache(drafters.draft, row), texts[row][:held]) < close
+            held = drafters.draft.lengths[row]
+            assert held < len(texts[row])
+            assert worst_difference(RowCache(drafters.draft, row), texts[row][:held]) < close
         spoil(batch)
         lengths.add(tuple(batch.lengths))
     assert kept == {0, 1, 2}
@@ -246,17 +241,15 @@ def test_a_draft_with_a_short_context_stops_row_by_row():
 
 
 def test_drafts_side_by_side():
-    """Padded to the longest; a certain draft gets one-hot rows beside a drawn one, a chain parents beside a tree."""
+    """Padded to the longest; a certain draft gets one-hot rows beside a drawn one."""
     law = torch.full((1, 2, 4), 0.25)
     drawn = Draft(torch.tensor([[1, 2]]), torch.tensor([2]), law)
-    tokens, parents = torch.tensor([[3, 2, 1]]), torch.tensor([[-1, -1, 1]])
-    certain = trees("draft").TreeDraft(tokens, torch.tensor([3]), parents=parents)
+    certain = Draft(torch.tensor([[3, 2, 1]]), torch.tensor([3]))
     both = side_by_side([drawn, certain], 4)
     assert both.tokens.tolist() == [[1, 2, 0], [3, 2, 1]]
     assert both.size.tolist() == [2, 3]
     assert torch.equal(both.probs[0, :2], law[0])
     assert both.probs[1, 0].tolist() == [0, 0, 0, 1]
-    assert both.parents.tolist() == [[-1, 0, 0], [-1, -1, 1]]
     assert side_by_side([replace(drawn, probs=None)] * 2, 4).probs is None
 
 

@@ -9,7 +9,6 @@ from speclab.extensions.batch.decoding.batched_model import BatchedModel
 from speclab.extensions.batch.decoding.drafters import BatchedModelDrafter, RowByRow
 from speclab.extensions.batch.decoding.loops import speculative_decode_batch
 from speclab.extensions.batch.decoding.texts import Request
-from speclab.extensions.batch.tests.trees import trees
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
 from tests.drafts.test_overflows import NOT_FINITE, drafter_of, model  # noqa: F401 - a fixture
@@ -18,7 +17,7 @@ from tests.tiny_models import VOCAB, perturbed, tiny
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("way", ["rows", "tree", "all rows in one pass"])
+@pytest.mark.parametrize("way", ["rows", "all rows in one pass"])
 def test_a_batch_says_so_too(model, way, temperature):  # noqa: F811
     target = CachedModel(model)
     target.hidden_layers = (0, 1)
@@ -29,8 +28,7 @@ def test_a_batch_says_so_too(model, way, temperature):  # noqa: F811
         draft.forward = lambda *args, **how: right(*args, **how) * float("nan")
         drafter = BatchedModelDrafter(draft)
     else:
-        one = drafter_of("feature", model)
-        drafter = RowByRow(trees("fixed").TreeDrafter(one, (2, 2)) if way == "tree" else one, 2)
+        drafter = RowByRow(drafter_of("feature", model), 2)
     settings = DecodeSettings(12, Sampling(temperature))
     requests = [Request(prompt[None], settings) for prompt in prompts(3)]
     with pytest.raises(EnvironmentProblem, match=NOT_FINITE):

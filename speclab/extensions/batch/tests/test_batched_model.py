@@ -1,7 +1,6 @@
 """Passes over several texts: each row's logits, keys and values are those of the text alone."""
 
 import itertools
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from speclab.engines.parts import FAMILIES as KNOWN
 from speclab.extensions.batch.decoding import row_buffers
 from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
 from speclab.extensions.batch.decoding.row_buffers import RowPages
-from speclab.extensions.batch.tests.trees import trees
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
 from tests import tiny_families
@@ -193,34 +191,6 @@ def test_what_is_not_of_a_text_counts_for_nothing(engine):
     assert found[1][2].isnan().any(), "the other row was not read, so nothing was shown"
 
 
-@pytest.mark.parametrize(
-    ("engine", "family"), [("graphs", "gemma3_window"), *itertools.product(["eager", "c"], ["llama", "gemma3_window"])]
-)
-def test_trees_in_rows(engine, family, monkeypatch):
-    """Another tree in each row: the logits are those of the branches, and what is kept goes on."""
-    if engine == "graphs":
-        stand_in(monkeypatch)
-    target = on(engine, family)
-    target.hidden_layers = (0, 1)
-    batch = started(target)
-    spoil(batch)
-    parents = torch.tensor([[-1, -1, 1, 2], [-1, 0, 0, 2], [-1, 0, 1, 2]])
-    paths = [[1, 2, 3], [0, 2], []]
-    before = batch.lengths
-    tokens = torch.randint(0, VOCAB, (3, 5), generator=torch.Generator().manual_seed(2))
-    draft = trees("draft").TreeDraft(tokens[:, 1:], torch.tensor([4, 3, 4]), parents=parents)
-    logits = batch.verify(tokens[:, 0], draft)
-    seen = [batch.hidden((0, 1), row).clone() for row in range(3)]
-    batch.keep(paths)
-    batch.crop([length + 1 + len(path) for length, path in zip(before, paths, strict=True)])
-    for row, path in enumerate(paths):
-        kept = [0, *(i + 1 for i in path)]
-        text = torch.cat([TEXTS[row, : before[row]], tokens[row, kept]])
-        assert_close(logits[row, kept], right(target.model, text)[before[row] :])
-        assert worst_difference(RowCache(batch, row), text.tolist()) < CLOSE[target.model.dtype]
-        assert torch.equal(batch.hidden((0, 1), row)[:, : len(kept)], seen[row][:, kept])
-
-
 @pytest.mark.parametrize("engine", ["eager", "c"])
 def test_a_row_starts_another_text(engine):
     batch = started(on(engine))
@@ -280,9 +250,8 @@ def test_wrong_passes_are_refused(monkeypatch, engine):
     kind = {"eager": row_buffers.RowBuffers, "c": RowPages}[engine]
     honest = kind.forward
 
-    def forward(self, ids, placed, layers):
-        longest = torch.full((len(ids), 1), max(placed.starts)) + torch.arange(placed.width)
-        return honest(self, ids, replace(placed, positions=longest), layers)
+    def forward(self, ids, starts, sizes, layers):
+        return honest(self, ids, [max(starts)] * len(starts), sizes, layers)
 
     monkeypatch.setattr(kind, "forward", forward)
     with pytest.raises(EnvironmentProblem, match="logits differ"):
