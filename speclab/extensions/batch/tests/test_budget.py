@@ -163,9 +163,7 @@ def test_each_of_two_rows_keeps_the_targets_law(rule, monkeypatch):
             numbers = tuple([piece.at(end) for piece in one.numbers] if one else () for one in both)
             _, draft, logits = asked(monkeypatch, rule, first, numbers)
             sizes.add(tuple(draft.size.tolist()))
-            for row, one in enumerate(both):
-                if one is None:
-                    continue
+            for row, one in ((row, one) for row, one in enumerate(both) if one):
                 chance = one.chance if rule == EACH else both[0].chance * both[1].chance
                 n = int(draft.size[row])
                 probs = None if draft.probs is None else draft.probs[[row], :n]  # None: no row drafts
