@@ -4,17 +4,22 @@ Nothing that comes from outside is trusted: no code of a model folder is run, pi
 and the library cannot ask anybody anything. A model must have all of its weights and pass checks.py.
 """
 
+import contextlib
 import functools
 import io
 import os
+import socket
 import sys
+import urllib.request
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
+from huggingface_hub.constants import ENDPOINT
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -41,7 +46,6 @@ DEVICES, DTYPES = ("auto", "cpu", "cuda", "mps"), ("auto", "float32", "bfloat16"
 LAB = {"target": LAB_TARGET, "draft": LAB_DRAFT}
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()  # what matters of its warnings is checked here and refused
-NO_CODE = {"trust_remote_code": False}
 PROBE = "def f(x):\n    return {'a': [1, 2.5]}  # naïve Straße 東京\n"  # a text that tokenizers split differently
 ADVICE = "download it again, give a model in safetensors, or check the name and the network"
 # Settings that change what `generate` writes and that the lab does not apply, with the values that change nothing.
@@ -79,12 +83,23 @@ def place_of(name: str) -> str:
     return source.folder(name) if source else name
 
 
+@functools.cache
+def rules_for(place: str) -> dict[str, bool]:
+    """Return what the library is told of every load: no code of a model runs; and where no address is known for the
+    hub, only its cache is looked into, since its client would try for half a minute for each file."""
+    finds_hub = os.path.isdir(place) or bool(urllib.request.getproxies())
+    with contextlib.suppress(OSError):
+        finds_hub = finds_hub or bool(socket.getaddrinfo(urlsplit(ENDPOINT).hostname, 443))
+    return {"trust_remote_code": False, "local_files_only": not finds_hub}
+
+
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     if name.startswith(padding.PREFIX):
         padding.millions_of(name)
         name = LAB_TARGET
     load_config(name)
-    tokenizer = loaded(name, "its tokenizer", lambda: AutoTokenizer.from_pretrained(place_of(name), **NO_CODE))
+    place = place_of(name)
+    tokenizer = loaded(name, "its tokenizer", lambda: AutoTokenizer.from_pretrained(place, **rules_for(place)))
     loaded(name, "its tokenizer", lambda: tokenizer(PROBE).input_ids[0])  # it makes tokens of a text
     return tokenizer
 
@@ -119,7 +134,7 @@ def _whole_model(name: str, dtype: torch.dtype, device: torch.device, device_map
     place = place_of(name)
     if os.path.isfile(Path(place) / "generation_config.json"):  # the library goes on without one that is damaged
         loaded(place, "its generation_config.json", lambda: GenerationConfig.from_pretrained(place))
-    options = {"dtype": dtype, "weights_only": True, "output_loading_info": True, **NO_CODE}
+    options = {"dtype": dtype, "weights_only": True, "output_loading_info": True, **rules_for(place)}
     if device_map or getattr(config, "quantization_config", None):  # the library puts such weights where they stay
         options["device_map"] = device_map or {"": str(device)}
     read = functools.partial(family.loader.from_pretrained, place, config=config, **options)
@@ -137,7 +152,8 @@ def _whole_model(name: str, dtype: torch.dtype, device: torch.device, device_map
 
 def load_config(name: str) -> PreTrainedConfig:
     check_place(name)
-    config = loaded(name, "its config.json", lambda: AutoConfig.from_pretrained(place_of(name), **NO_CODE))
+    place = place_of(name)
+    config = loaded(name, "its config.json", lambda: AutoConfig.from_pretrained(place, **rules_for(place)))
     _refuse_kernels(name, config)
     return config
 

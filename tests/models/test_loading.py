@@ -51,6 +51,14 @@ def arm(folder: Path, kind: str) -> Path:
     return trap
 
 
+@pytest.mark.parametrize(("proxies", "known"), [({}, False), ({"https": "a-proxy"}, True)])
+def test_without_an_address_of_the_hub_its_cache_alone_is_looked_into(monkeypatch, tmp_path, proxies, known):
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_: (tmp_path / "missing").stat())
+    monkeypatch.setattr("urllib.request.getproxies", lambda: proxies)
+    rules_for = loading.rules_for.__wrapped__
+    assert [rules_for(place)["local_files_only"] for place in ("a/model", str(tmp_path))] == [not known, False]
+
+
 @pytest.mark.parametrize(("role", "kind"), [*(("target", kind) for kind in EVIL), ("draft", "config")])
 def test_code_of_a_model_folder_never_runs(copied, monkeypatch, capsys, role, kind):
     """Either the folder is refused in one line, or the library's own code is used; nobody is asked."""
