@@ -27,7 +27,7 @@ from speclab.core.sampling import GREEDY
 from speclab.drafts import registry
 from speclab.lab.bench import Bench
 from speclab.lab.harness import take_turns
-from speclab.lab.known_texts import accept_probs
+from speclab.lab.known_texts import probs_along
 from speclab.models.checks import Reference
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -116,7 +116,7 @@ def differences(setup: Setup, index: int, prompt: Prompt, other: list[int], text
 def count_margins(groups: list[Group], bench: Bench, prompt: Prompt, text: list[int]) -> None:
     """Add the places of a text of the reference. The first token comes with the prompt's own pass and is left out."""
     margins, _ = margins_of(bench.setup, prompt, text[:-1])
-    rows = {draft: accept_probs(bench, draft, prompt, text, GREEDY, 1) for draft in groups[0].n_right}
+    rows = {draft: probs_along(bench, 1, draft, GREEDY, prompt, text) for draft in groups[0].n_right}
     for place, margin in list(enumerate(margins))[1:]:
         group = next(group for group in reversed(groups) if margin >= group.low)
         group.n_places += 1

@@ -25,13 +25,8 @@ DRAFT_HELP = "--draft help lists all kinds"
 Group = argparse._ActionsContainer  # a parser, or a group of its flags
 
 
-def add_shared_flags(parser: argparse.ArgumentParser) -> None:
-    group = add_model_flags(parser)
-    group.add_argument("--device-map", choices=PLANS, metavar="PLAN", help=f"spread the weights: {', '.join(PLANS)}")
-    add_text_flags(group)
-
-
-def add_model_flags(parser: argparse.ArgumentParser) -> Group:  # for those of the text, and further ones
+def add_shared_flags(parser: argparse.ArgumentParser, spread: bool = True) -> None:
+    """Add those of the models, the machine and the text. spread: whether weights can lie on several devices."""
     group = parser.add_argument_group("models, machine and text")
     names = "folder, hub name or lab:SIZE, the lab's target padded, as in lab:200m"
     group.add_argument("--target", type=some_name, default=LAB_TARGET, metavar="NAME", help=names)
@@ -42,10 +37,9 @@ def add_model_flags(parser: argparse.ArgumentParser) -> Group:  # for those of t
     group.add_argument("--threads", type=at_least(1, 1024), metavar="N", help=threads)
     engines = f"{', '.join(ENGINES)}; auto: c on a CPU, graphs on cuda, else eager"
     group.add_argument("--engine", choices=ENGINES, default="auto", metavar="NAME", help=engines)
-    return group
-
-
-def add_text_flags(group: Group) -> None:
+    if spread:
+        plans = f"spread the weights: {', '.join(PLANS)}"
+        group.add_argument("--device-map", choices=PLANS, metavar="PLAN", help=plans)
     where = group.add_mutually_exclusive_group()
     where.add_argument("--prompt", action="append", metavar="TEXT", help="a text to continue; may be given again")
     given = "file of prompts with lines of %%%% between them; - for stdin"

@@ -19,7 +19,7 @@ from speclab.drafts.lengths import LONGEST
 from speclab.lab.bench import SPECULATIVE, Bench
 from speclab.lab.harness import Measurement, kept_when_stopped, measure, mixed
 from speclab.lab.instruments import LoopFunctions
-from speclab.lab.known_texts import CostTable, calibrated, probs_of_texts, rounds_of_texts
+from speclab.lab.known_texts import CostTable, calibrated, probs_along, rounds_of_texts
 from speclab.lab.rows import noise_floors, rows_of
 from speclab.models import loading, padding
 from speclab.models.memory import USABLE, bandwidth, block_bytes, free_memory, is_mixture_of_experts, weights_read
@@ -116,7 +116,7 @@ def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement]:
     plain = [GENERATE] if 0 in config.temperatures else []  # the library's own plain decoding, which is greedy
     measured = measure_and_judge(config, [*arms, *plain], config.instruments(arms))
     greedy, device, dtype = measured.of(BASELINE, 0.0), config.setup.device, config.setup.dtype
-    costs, rows, speed = CostTable(), rows_of(measured.lines, {}), None
+    costs, rows, speed = CostTable(), list[Row](), None
     with kept_when_stopped(lambda: "what is measured has no forecasts") as stops:
         costs = calibrated(measured)
         rows = build_rows(measured, costs)
@@ -135,7 +135,7 @@ def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement]:
             {"drafter": config.method(draft), "temperature": temperature, "costs": asdict(draft_costs)}
             for (draft, temperature), draft_costs in costs.items()
         ],
-        rows=rows,
+        rows=rows or rows_of(measured.lines),
         raw=[line.recorded() for line in measured.lines],
         bandwidth=speed,
     )
@@ -232,7 +232,8 @@ def _finite(number: float) -> float | None:
 def build_rows(measured: Measurement, costs: CostTable) -> list[Row]:
     """Return the rows, with what the costs and the baseline's texts say of every line of a draft that has costs."""
     baseline = {(line.temperature, line.prompt_index): line for line in measured.lines if line.arm == BASELINE}
-    probs = probs_of_texts(measured, max((line.draft_length for line in measured.lines), default=0))
+    longest = max((line.draft_length for line in measured.lines), default=0)
+    known = functools.cache(functools.partial(probs_along, measured.bench, longest))  # every draft length asks for them
     rounds_along, found, rule = rounds_of_texts(measured), {}, measured.bench.functions.rule
     # In the order of the first repeat: what a draft on auto or a hybrid learns from a text counts in the next ones.
     turns = {index: turn for turn, index in enumerate(mixed(measured.prompts))}
@@ -241,13 +242,14 @@ def build_rows(measured: Measurement, costs: CostTable) -> list[Row]:
         if (own := costs.get((arm.draft, line.temperature))) is None:
             continue
         drafter, looked_up = measured.bench.drafters[arm.draft], costs.get((arm.draft + LOOKUP, line.temperature))
-        accept_probs = rounds = None
+        probs = rounds = None
         if drafter.parts == (drafter,):  # the text alone decides what is proposed; the rule must judge token by token
             if rule.name == TOKEN.name or not line.temperature or not (drafter.draws or rule.law):
-                accept_probs = functools.partial(probs, arm.draft, *place)
+                sampling = measured.bench.setup.sampling_at(line.temperature)
+                probs = functools.partial(known, arm.draft, sampling, measured.prompts[line.prompt_index])
         elif line.temperature == 0:
             rounds = functools.partial(rounds_along, arm, line.prompt_index)
-        if part := attribution.price(line, baseline[place], own, accept_probs, rounds, looked_up):
+        if part := attribution.price(line, baseline[place], own, probs, rounds, looked_up):
             found[arm, *place] = part
     return rows_of(measured.lines, found)
 

@@ -6,7 +6,7 @@ the target is a stand-in that says the text. Not when sampling: a rejected token
 """
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,6 @@ from speclab.theory.costs import Costs, fit, without_clock
 from speclab.theory.formulas import AcceptProbs
 
 CostTable = dict[tuple[str, float], Costs]  # by draft and temperature
-ProbsOfText = Callable[[str, float, int, Text], AcceptProbs]  # (draft, temperature, prompt index, text)
 
 
 def calibrated(measured: Measurement) -> CostTable:
@@ -37,25 +36,13 @@ def calibrated(measured: Measurement) -> CostTable:
     return fit(without_clock(measured.rounds, measured.controls), measured.steps)
 
 
-def accept_probs(
-    bench: Bench, draft: str, prompt: Prompt, text: list[int], sampling: Sampling, longest: int
+def probs_along(
+    bench: Bench, longest: int, draft: str, sampling: Sampling, prompt: Prompt, text: Sequence[int]
 ) -> AcceptProbs:
     """Return the acceptance probabilities of a draft along a text of the target, for up to `longest` tokens a draft."""
-    target, prompt_ids = bench.setup.target, prompt.id_list
-    law = bench.drafters[draft].law(target, prompt_ids, text, sampling, longest)
-    target_probs = functools.partial(distributions, target, prompt_ids, text, sampling, target.vocab_size)
-    return law.accept_probs(target_probs, text)
-
-
-def probs_of_texts(measured: Measurement, longest: int) -> ProbsOfText:
-    """Compute `accept_probs` of a measurement's own texts, each once: every draft length asks for the same ones."""
-
-    @functools.cache
-    def probs(draft: str, temperature: float, prompt_index: int, text: Text) -> AcceptProbs:
-        sampling = measured.bench.setup.sampling_at(temperature)
-        return accept_probs(measured.bench, draft, measured.prompts[prompt_index], list(text), sampling, longest)
-
-    return probs
+    target, ids, tokens = bench.setup.target, prompt.id_list, list(text)
+    law = bench.drafters[draft].law(target, ids, tokens, sampling, longest)
+    return law.accept_probs(lambda: distributions(target, ids, tokens, sampling, target.vocab_size), tokens)
 
 
 class KnownText:

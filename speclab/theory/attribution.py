@@ -62,19 +62,19 @@ def price(
     line: Decoded,
     baseline: Decoded,
     costs: Costs,
-    accept_probs: Callable[[Text], AcceptProbs] | None = None,
+    probs_along: Callable[[Text], AcceptProbs] | None = None,
     rounds_along: Callable[[Text], list[RoundCounts]] | None = None,
     lookup_costs: Costs | None = None,
 ) -> PredictedSeconds | None:
     """Compute both predictions for one arm on one prompt.
 
-    accept_probs gives the draft's acceptance probabilities along a text of the baseline; rounds_along the rounds along
+    probs_along gives the draft's acceptance probabilities along a text of the baseline; rounds_along the rounds along
     it, for a draft whose proposals depend on the rounds before. Without either there is no forecast. lookup_costs: of
     rounds of a hybrid's lookup; without them there is no prediction where it drafted, no forecast where it would.
     """
     n, texts = line.n_prompt, [tuple(text) for text in baseline.texts]
     along = [rounds_along(text) for text in texts] if rounds_along else []
-    probs = [accept_probs(text) for text in texts] if accept_probs else []
+    probs = [probs_along(text) for text in texts] if probs_along else []
     if lookup_costs is None and any(made.looked_up for rounds in line.rounds for made in rounds):
         return None
     if lookup_costs is None and any(made.looked_up for rounds in along for made in rounds):
@@ -105,11 +105,13 @@ def _of_rounds(rounds: list[RoundCounts], context: int, costs: Costs, lookup_cos
 
 def expected(accept_probs: AcceptProbs, draft_length: int, costs: Costs, n_prompt: int) -> Forecast:
     """Return the forecast in seconds. The context of a round grows with the new tokens committed before it."""
-
-    def of_round(n_drafted: int, state: int) -> float:
-        return costs.round_seconds(n_drafted, n_prompt + state - 1)
-
-    return forecast(accept_probs, draft_length, of_round, costs.draft_catch, costs.replay)
+    return forecast(
+        accept_probs,
+        draft_length,
+        lambda n, t: costs.round_seconds(n, n_prompt + t - 1),
+        costs.draft_catch,
+        costs.replay,
+    )
 
 
 def predictions(row: Row, part: PredictedSeconds) -> dict[str, Any]:

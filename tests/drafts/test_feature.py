@@ -9,7 +9,7 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.feature import FeatureHead
 from speclab.engines.eager import layer_outputs
 from speclab.lab.bench import Bench
-from speclab.lab.known_texts import accept_probs
+from speclab.lab.known_texts import probs_along
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -111,7 +111,7 @@ def test_the_forecast_of_a_greedy_decoding_is_exact():
     bench = Bench(setup, {"feature": drafter}, N_NEW, seed=0)
     for prompt in [*(text[None, :9] for text in texts), torch.tensor([[7]])]:
         new = plain_text(CachedModel(model), prompt, N_NEW)
-        probs = accept_probs(bench, "feature", Prompt("code", "", prompt), new, Sampling(), 5)
+        probs = probs_along(bench, 5, "feature", Sampling(), Prompt("code", "", prompt), new)
         assert [len(row) for row in probs] == [min(5, N_NEW - t) for t in range(N_NEW)]
         for k in (1, 3, 5):
             rounds = list(speculative_rounds(target, drafter, prompt, k, N_NEW))

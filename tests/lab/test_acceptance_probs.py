@@ -23,7 +23,7 @@ from speclab.lab.bench import Bench
 from speclab.lab.comparison import build_rows
 from speclab.lab.harness import measure
 from speclab.lab.instruments import LoopFunctions
-from speclab.lab.known_texts import accept_probs, calibrated
+from speclab.lab.known_texts import calibrated, probs_along
 from speclab.models.prompts import Prompt
 from speclab.records.rows import BASELINE, Arm
 from speclab.theory import attribution
@@ -80,7 +80,7 @@ def test_acceptance_probabilities_of_a_model_draft(bench, temperature, keep):
     for seed in range(3):
         prompt = make_prompt(seed)
         text = said(bench, prompt, sampling, seed)
-        found = accept_probs(bench, "model", prompt, text, sampling, LONGEST)
+        found = probs_along(bench, LONGEST, "model", sampling, prompt, text)
         expected = []
         for t, token in enumerate(text):
             before = [*prompt.id_list, *text[:t]]
@@ -100,7 +100,7 @@ def test_acceptance_probabilities_of_a_model_draft(bench, temperature, keep):
 def test_a_token_without_mass_does_not_break_the_probabilities(bench):
     """Rounding may leave the target's own token outside of its top-k: no division by zero, a chance all the same."""
     text = [(token + 1) % 12 for token in said(bench, make_prompt())]
-    found = accept_probs(bench, "model", make_prompt(), text, Sampling(1.0, top_k=1), LONGEST)
+    found = probs_along(bench, LONGEST, "model", Sampling(1.0, top_k=1), make_prompt(), text)
     assert set(np.asarray(found[0]).tolist()) <= {0.0, 1.0}
 
 
@@ -125,7 +125,7 @@ def test_greedy_forecast_is_exact(bench, draft):
     for seed in range(4):
         prompt = make_prompt(seed)
         text = said(bench, prompt)
-        rows = accept_probs(bench, draft, prompt, text, Sampling(), LONGEST)
+        rows = probs_along(bench, LONGEST, draft, Sampling(), prompt, text)
         for k in range(LONGEST + 1):
             spoken, counts = decoded(bench, draft, prompt, k)
             assert spoken == text
@@ -150,7 +150,7 @@ def test_sampled_forecast_holds_on_average():
     bench, prompt, sampling, k, n = make_bench(pair_of(5), 12), make_prompt(5, n=12, vocab=5), Sampling(0.7), 3, 100
 
     def expected(text: list[int]) -> np.ndarray:
-        found = forecast(accept_probs(bench, "model", prompt, text, sampling, k), k)
+        found = forecast(probs_along(bench, k, "model", sampling, prompt, text), k)
         return np.array([found.n_rounds, found.n_drafted, found.n_accepted])
 
     forecasts = np.array([expected(said(bench, prompt, sampling, seed)) for seed in range(n)])  # (n, 3)

@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = parsing.make_parser(__doc__ or "", "python -m speclab.extensions.batch")
-    flags.add_text_flags(flags.add_model_flags(parser))
+    flags.add_shared_flags(parser, spread=False)
     group = parser.add_argument_group("experiment")
     sizes = "texts that are decoded side by side (default: %(default)s)"
     read = functools.partial(parsing.numbers, kind=int, smallest=1, flag="-B", largest=1024)

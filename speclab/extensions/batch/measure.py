@@ -278,7 +278,7 @@ def known_traces(decoded: Batches, draft: str, k: int) -> Iterator[Trace]:
     bench, sampling = config.bench(), config.setup.sampling_at(temperature)
     for number, prompt in enumerate(config.prompts):
         text = tokens_of(decoded.decodings[FIRST].rounds[number])
-        accepts = known_texts.accept_probs(bench, draft, prompt, text, sampling, k)
+        accepts = known_texts.probs_along(bench, k, draft, sampling, prompt, text)
         if not shared_model(config.drafters[draft]):  # nobody asks what it gives to a token
             yield Trace(accepts)
             continue

@@ -25,7 +25,7 @@ from speclab.cli.compare import Output, show
 from speclab.drafts import registry
 from speclab.lab.comparison import RunConfig, exit_code, measure_and_judge
 from speclab.lab.harness import Measurement
-from speclab.lab.known_texts import ProbsOfText, calibrated, probs_of_texts
+from speclab.lab.known_texts import calibrated, probs_along
 from speclab.lab.rows import noise_floors
 from speclab.present import pictures, tables
 from speclab.present.pictures import STYLES, Panel, Series, draw, plain
@@ -33,7 +33,7 @@ from speclab.present.report import COSTS
 from speclab.present.screen import noise_lines, provenance, remarks, rough_line
 from speclab.present.tables import Block, Cell, Lines, Markdown, Table, cells, speedup, temperature_name
 from speclab.records.files import LabRun, Noise
-from speclab.records.rows import BASELINE, Amount, Count, Decoded, Facts, RecordPart
+from speclab.records.rows import BASELINE, Amount, Count, Facts, RecordPart
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import say
 from speclab.theory import attribution
@@ -100,33 +100,32 @@ def make(config: RunConfig) -> tuple[PlanRun, Measurement]:
         raise measured.stop or UsageProblem("too few tokens to calibrate with; use a larger --max-new-tokens")
     entries: list[PlanEntry] = []
     facts: list[DraftFacts] = []
-    probs = probs_of_texts(measured, max(config.draft_lengths))
     for (draft, temperature), own in costs.items():
         drafter = config.drafters[draft]
         most = min(drafter.longest_draft, max(config.draft_lengths))
         # Beyond the tokens of a block nothing changes; of lengths that are all beyond it the first one stays.
         lengths = sorted(k for k in config.draft_lengths if k <= most) or [min(config.draft_lengths)]
         name = {"method": config.method(draft), "draft": draft, "temperature": temperature}
-        samples = measured.of(BASELINE, temperature)
-        by_length, fact = planned(samples, own, probs, lengths, name)
+        by_length, fact = planned(measured, own, lengths, name)
         entries += by_length
         facts.append(fact)
     return PlanRun(**config.head(measured), drafts=facts, noise=noise_floors(measured.lines), plan=entries), measured
 
 
 def planned(
-    samples: list[Decoded], costs: Costs, probs: ProbsOfText, lengths: list[int], name: dict[str, Any]
+    measured: Measurement, costs: Costs, lengths: list[int], name: dict[str, Any]
 ) -> tuple[list[PlanEntry], DraftFacts]:
     """Return one draft's expectation at every length, and the verdict, at one temperature on the baseline's texts.
 
-    samples: whose repeats are the same text if greedy. name: the fields that both have in common.
+    name: the fields that both have in common.
     """
-    draft, temperature = name["draft"], name["temperature"]
+    draft, temperature, bench = name["draft"], name["temperature"], measured.bench
+    samples, sampling = measured.of(BASELINE, temperature), bench.setup.sampling_at(temperature)
     context = sum(s.n_prompt + len(s.texts[0]) // 2 for s in samples) // len(samples)
     texts = [  # tokens of the prompt, acceptance probabilities along the text
-        (s.n_prompt, probs(draft, temperature, s.prompt_index, tuple(text)))
+        (s.n_prompt, probs_along(bench, max(lengths), draft, sampling, measured.prompts[s.prompt_index], text))
         for s in samples
-        for text in (s.texts if temperature else s.texts[:1])
+        for text in (s.texts if temperature else s.texts[:1])  # greedy repeats are the same text
     ]
     n_tokens = sum(len(rows) - 1 for _, rows in texts)
     baseline = sum(costs.step_seconds(n_prompt + i) for n_prompt, rows in texts for i in range(len(rows) - 1))

@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def make_parser() -> parsing.Parser:
     parser = parsing.make_parser(__doc__, "python -m speclab.extensions.servers.referee")
-    flags.add_text_flags(flags.add_model_flags(parser))
+    flags.add_shared_flags(parser, spread=False)
     group = parser.add_argument_group("server")
     group.add_argument("--url", required=True, metavar="URL", help="of vLLM with this target and draft")
     group.add_argument("--draft", default="model", metavar="KIND", help="what the server drafts with (default: model)")

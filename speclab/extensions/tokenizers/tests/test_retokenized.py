@@ -10,7 +10,7 @@ from speclab.core.sampling import GREEDY
 from speclab.extensions.tokenizers.retokenized import BEFORE, RetokenizedDrafter
 from speclab.extensions.tokenizers.shared_tokens import text_of
 from speclab.lab.bench import Bench
-from speclab.lab.known_texts import accept_probs
+from speclab.lab.known_texts import probs_along
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.models.family import Room
@@ -156,7 +156,7 @@ def test_the_forecast_asks_for_the_lengths_that_rounds_ask_for(seed):
     model, drafter = CachedModel(tiny_llama(0, n_layers=2, vocab_size=5, dtype=torch.float64)), drafter_for(seed=seed)
     ids = torch.randint(0, 5, (1, 4), generator=torch.Generator().manual_seed(seed))
     text, bench = plain_text(model, ids, BUDGET), Bench(SimpleNamespace(target=model), {"x": drafter}, BUDGET, seed=0)
-    rows = accept_probs(bench, "x", prompts.Prompt("code", "", ids), text, GREEDY, LONGEST)
+    rows = probs_along(bench, LONGEST, "x", GREEDY, prompts.Prompt("code", "", ids), text)
     assert any(row[:k] != row[:LONGEST][:k] for row in rows for k in range(LONGEST))
     for k in range(1, LONGEST + 1):
         noted = Noted(drafter.draft, OWN, OF_TARGET, 5)
