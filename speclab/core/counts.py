@@ -44,18 +44,15 @@ class Counts:
         """Return alpha, accepted / tested: the maximum-likelihood estimate of a censored geometric. None: nothing
         tested. A round tests its drafts one by one up to the first rejection; those after it were never tested. Under a
         rule that judges several tokens together it is no acceptance by position."""
-        return _ratio(self.n_accepted, self.n_accepted + self.n_rejected)
+        n_tested = self.n_accepted + self.n_rejected
+        return self.n_accepted / n_tested if n_tested else None
 
     @property
     def drafted_fraction(self) -> float | None:
         """Return f, accepted / drafted, which serving engines print as acceptance rate. None: nothing drafted."""
-        return _ratio(self.n_accepted, self.n_drafted)
+        return self.n_accepted / self.n_drafted if self.n_drafted else None
 
     @property
     def tokens_per_round(self) -> float | None:
         """Return tau, the tokens per target pass that verifies, between 1 and k + 1. None: no round."""
-        return _ratio(self.n_emitted, self.n_rounds)
-
-
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
+        return self.n_emitted / self.n_rounds if self.n_rounds else None

@@ -13,6 +13,7 @@ import copy
 import operator
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from speclab.core.sampling import GREEDY, Sampling
 Place = tuple[int, int, int]
 
 
+@dataclass(eq=False)
 class Law:
     """Tokens are drawn from distributions, in every round that may begin within a text of n tokens.
 
@@ -31,8 +33,8 @@ class Law:
     nothing is proposed. sizes: (n,), the largest number of tokens of a draft, by its beginning.
     """
 
-    def __init__(self, rows: Callable[[int], Tensor], sizes: Sequence[int]):
-        self.rows, self.sizes = rows, sizes
+    rows: Callable[[int], Tensor]
+    sizes: Sequence[int]
 
     def accept_probs(self, target_probs: Callable[[], Tensor], text: Sequence[int]) -> list[Sequence[float]]:
         """Return the probability that each proposed token is accepted, given that those before it were: a row for each

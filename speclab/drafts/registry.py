@@ -233,11 +233,11 @@ def read_hybrid(argument: str, text: str) -> Choice:
     return Choice(text, f"hybrid:{first}+{found.name}" if argument else text, build, any_family=found.any_family)
 
 
-def read_model(argument: str, text: str) -> Choice:
-    return model_choice(text, loading.LAB_DRAFT)
-
-
-add("model", read_model, "the lab's own draft model, a tenth of the target's size, trained")
+add(
+    "model",
+    lambda argument, text: model_choice(text, loading.LAB_DRAFT),
+    "the lab's own draft model, a tenth of the target's size, trained",
+)
 add_lookup("ngram", "draft_models:NgramDrafter", "prompt lookup: what followed the longest earlier match")
 add_lookup("suffix", "speclab.drafts.suffix:SuffixDrafter", "what followed the longest earlier match most often")
 add("feature[:HEAD]", read_feature, "a head that reads the target's hidden states (EAGLE-3), trained")

@@ -86,6 +86,7 @@ class RunConfig:
 
     def head(self, measured: Measurement) -> dict[str, Any]:
         """Return the fields of files.LabRun: what ran, where and how."""
+        given = self.setup.target.model.generation_config
         return {
             "schema_version": files.SCHEMA_VERSION,
             **files.when_and_where(self.setup.device),
@@ -101,7 +102,7 @@ class RunConfig:
                 "top_k": self.setup.sampling.top_k,
                 "top_p": self.setup.sampling.top_p,
                 "why_engine": self.setup.why_engine,
-                "unapplied_generation_settings": self.setup.unapplied,
+                "unapplied_generation_settings": loading.unapplied_settings(given),
                 "rule": self.functions.rule.name if self.functions.rule.name != TOKEN.name else None,
                 "functions": self.functions.about,
                 "chat": any(prompt.chat for prompt in self.prompts),

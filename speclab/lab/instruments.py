@@ -10,7 +10,7 @@ import time
 import warnings
 from collections import UserDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,16 +34,20 @@ from speclab.theory.costs import RoundTime, catch_ups
 Loop = Callable[..., Iterator[Round]]
 
 
+@dataclass(eq=False)
 class Decoding:
     """An arm at work on one prompt. `advance` does one round (of the baseline: one chunk) and books its seconds."""
 
-    def __init__(self, arm: Arm, rounds: Iterator[Round], n_prompt: int, budget: int):
-        self.arm, self.budget, self.n_prompt = arm, budget, n_prompt
-        self.tokens: list[int] = []
-        self.counts = Counts()
-        self.prefill_seconds = self.decode_seconds = 0.0
-        self.log: list[tuple[int, float, Round]] = []  # of each: tokens in the target's cache before it, seconds, round
-        self._rounds = rounds
+    arm: Arm
+    _rounds: Iterator[Round]
+    n_prompt: int
+    budget: int
+    tokens: list[int] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    # Of each round: tokens in the target's cache before it, seconds, round.
+    log: list[tuple[int, float, Round]] = field(default_factory=list)
 
     @property
     def progress(self) -> int:
@@ -208,17 +212,8 @@ def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter,
 
         return call
 
-    class Timed:
-        def __init__(self, inner: Any, **phases: str):
-            self._inner = inner
-            for name, phase in phases.items():
-                setattr(self, name, timed(phase, getattr(inner, name)))
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._inner, name)
-
-    timed_target = Timed(target, verify="verify", forward="verify", commit="rollback", crop="rollback")
-    timed_drafter = Timed(drafter, propose="draft", observe="rollback")
+    timed_target = _Timed(timed, target, verify="verify", forward="verify", commit="rollback", crop="rollback")
+    timed_drafter = _Timed(timed, drafter, propose="draft", observe="rollback")
     decoded = functions.decode(timed_target, timed_drafter, *args, accept=timed("accept", functions.accept))
     rounds = functions.on_target(decoded, target)
     while True:
@@ -229,6 +224,18 @@ def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter,
         all_spans = [("whole", start, now()), *spans]
         spans.clear()
         yield round_._replace(seconds=PhaseSeconds(all_spans, round_.prefill))
+
+
+class _Timed:
+    """A target or a drafter, some methods of which are `timed`, each as a phase."""
+
+    def __init__(self, timed: Callable[[str, Callable], Callable], inner: Any, **phases: str):
+        self._inner = inner
+        for name, phase in phases.items():
+            setattr(self, name, timed(phase, getattr(inner, name)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 class VariedLength(Wrapper):

@@ -22,7 +22,7 @@ from speclab.core.sampling import Sampling
 from speclab.system import extensions
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
-# A config's names for its number of positions.
+# The usual names for a config's number of positions.
 POSITIONS = ("max_position_embeddings", "max_target_positions", "max_seq_len")
 _layers: weakref.WeakKeyDictionary[nn.Module, list] = weakref.WeakKeyDictionary()
 
@@ -73,30 +73,9 @@ def with_table(room: Room, model: nn.Module) -> Room:
     return replace(room, text=min((n for n in (room.text, *rows) if n), default=None))
 
 
-def configured_room(config: PreTrainedConfig, names: tuple[str, ...] = ()) -> Room:
-    """Return the number of positions that the config names, up to the border of its rotary factors, where it has one:
-    keys that were cached before it would be wrong after it. names: that the number may have; they come first.
-
-    "longrope" has other factors for texts beyond its original length, and "dynamic" has others for every length beyond
-    the named one. Layers may have different kinds.
-    """
-    config = config.get_text_config()
-    room = Room(named_positions(config, names))
-    rope = getattr(config, "rope_parameters", None) or {}
-    for part in (rope, *rope.values()):
-        kind = part.get("rope_type") if isinstance(part, dict) else None
-        original = getattr(config, "original_max_position_embeddings", None)
-        border = part.get("original_max_position_embeddings") or original if kind == "longrope" else None
-        if border and (room.text is None or border < room.text):
-            room = Room(border, "longrope")
-        elif kind == "dynamic" and room.text and not room.rope:
-            room = replace(room, rope=kind)
-    return room
-
-
-def named_positions(config: PreTrainedConfig, names: tuple[str, ...] = ()) -> int | None:
-    """Return the number of positions, read from the first of its names that the config has."""
-    named = (getattr(config, name, None) for name in (*names, *POSITIONS))
+def named_positions(config: PreTrainedConfig, names: Iterable[str]) -> int | None:
+    """Return the number of positions, read from the first of these names that the config has."""
+    named = (getattr(config, name, None) for name in names)
     return next((n for n in named if isinstance(n, int) and n > 0), None)
 
 
@@ -108,6 +87,7 @@ class Family:
     crops = True  # every layer keeps something for each token, so that the last tokens can be dropped
     one_text = True  # prompt and output are one text for the model, each token of which reads those before it
     why_eager = ""  # why only the eager engine runs the models
+    positions: tuple[str, ...] = POSITIONS  # a config's names for the number of positions, the first of them first
     # Makes the backend of one decoding from the model and the layers whose outputs it keeps; None for `EagerBackend`.
     backend: Callable[[PreTrainedModel, Iterable[int]], Any] | None = None
 
@@ -123,8 +103,24 @@ class Family:
             )
 
     def room(self, config: PreTrainedConfig) -> Room:
-        """Return the number of positions that can be decoded with a cache."""
-        return configured_room(config)
+        """Return the number of positions that the config names, up to the border of its rotary factors, where it has
+        one: keys that were cached before it would be wrong after it.
+
+        "longrope" has other factors for texts beyond its original length, and "dynamic" has others for every length
+        beyond the named one. Layers may have different kinds.
+        """
+        config = config.get_text_config()
+        room = Room(named_positions(config, self.positions))
+        rope = getattr(config, "rope_parameters", None) or {}
+        for part in (rope, *rope.values()):
+            kind = part.get("rope_type") if isinstance(part, dict) else None
+            original = getattr(config, "original_max_position_embeddings", None)
+            border = part.get("original_max_position_embeddings") or original if kind == "longrope" else None
+            if border and (room.text is None or border < room.text):
+                room = Room(border, "longrope")
+            elif kind == "dynamic" and room.text and not room.rope:
+                room = replace(room, rope=kind)
+        return room
 
     def cache(self, model: PreTrainedModel) -> DynamicCache:
         """Return an empty cache for the part of the model that writes the text."""

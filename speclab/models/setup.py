@@ -53,10 +53,6 @@ class Setup:
     def reference(self) -> Reference:
         return Reference(self.target.model)
 
-    @property
-    def unapplied(self) -> str:
-        return loading.unapplied_settings(self.target.model.generation_config)
-
     def sampling_at(self, temperature: float) -> Sampling:
         return replace(self.sampling, temperature=temperature)
 
@@ -110,13 +106,14 @@ class Setup:
     def describe(self) -> str:
         model, n = self.target.model, torch.get_num_threads()
         threads = f", {n} thread{'s' * (n != 1)}" * (self.device.type == "cpu")
+        unapplied = loading.unapplied_settings(model.generation_config)
         lines = (
             f"target  {loading.describe_model(self.target_name, model)}",
             f"on      {self.device.type}, {self.dtype_name}{threads}",
             f"engine  {self.engine} ({self.why_engine})",
             "checks  passed on a short random text: causal, cached passes as uncached ones, exact rollback",
             self.target.family.head(model),
-            f"unused  the checkpoint's generation settings {self.unapplied}" * bool(self.unapplied),
+            f"unused  the checkpoint's generation settings {unapplied}" * bool(unapplied),
         )
         return "\n".join(filter(None, lines))
 

@@ -6,6 +6,7 @@ import io
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,8 +68,7 @@ def plain(pairs: Iterable[tuple[Any, float | None]]) -> dict[Any, Value]:
     return {place: (number, None, None) for place, number in pairs if number is not None}
 
 
-def with_interval(row: Any) -> Value:
-    return row.speedup, row.speedup_low, row.speedup_high
+with_interval = attrgetter("speedup", "speedup_low", "speedup_high")  # of a row: the Value of its speedup
 
 
 def blank(n: int, width: float, height: float, **shared) -> tuple[Figure, list]:

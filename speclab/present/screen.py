@@ -180,8 +180,8 @@ def rough_line(*runs: LabRun) -> str | None:
 
 def rough_factor(run: Head) -> str | None:
     """Return by how much the baseline of a run differs from itself; None where its speeds are not rough."""
-    worst = attribution.too_wide(getattr(run, "noise", []))
-    return f"{math.ceil(100 * min(worst, LARGEST_FACTOR)) / 100:.2f}" if worst else None
+    widest = max(map(attribution.reach, getattr(run, "noise", [])), default=1.0)
+    return f"{math.ceil(100 * min(widest, LARGEST_FACTOR)) / 100:.2f}" if widest > attribution.FURTHEST else None
 
 
 def noise_lines(floors: list[Noise]) -> list[str]:

@@ -117,14 +117,10 @@ def speedup_of(row: Any) -> str:
     return speedup(row.speedup) + (f" LOSSY {number(row.total_variation, 3)}" if row.lossy_rule else "")
 
 
-def row_interval(row: Any) -> str:
-    """Write the interval of a row's speedup, or that its prompts are too few for one."""
-    few = row.speedup_low is None and row.n_prompts < FEWEST
-    return f"few prompts: {row.n_prompts}" if few else interval(row.speedup_low, row.speedup_high)
-
-
-def interval(low: float | None, high: float | None) -> str:
-    return "-" if low is None or high is None else f"{low:.2f} to {high:.2f}"
+def interval(low: float | None, high: float | None, n_prompts: int = FEWEST) -> str:
+    """Write an interval, or that its prompts are too few for one."""
+    none = "-" if n_prompts >= FEWEST else f"few prompts: {n_prompts}"
+    return none if low is None or high is None else f"{low:.2f} to {high:.2f}"
 
 
 def temperature_name(temperature: float) -> str:
@@ -148,7 +144,7 @@ CELLS: dict[str, Cell] = {  # columns that several tables have
     "tok/s": lambda row: number(row.tokens_per_second, int(row.tokens_per_second < 999.95)),
     "speedup": speedup_of,
     "measured": speedup_of,
-    "95 %": drafts_only(row_interval),
+    "95 %": drafts_only(lambda row: interval(row.speedup_low, row.speedup_high, row.n_prompts)),
     "end to end": drafts_only(lambda row: speedup(row.speedup_with_prefill)),
     "α": lambda row: number(row.acceptance_rate),
     "f": lambda row: number(row.drafted_fraction),

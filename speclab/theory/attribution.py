@@ -10,7 +10,7 @@ factors multiply to measured / book.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from statistics import median
@@ -152,12 +152,6 @@ def reach(floor: Noise) -> float:
     """Return the largest factor, at least 1, by which the baseline may differ from itself, by ratio or interval."""
     ends = [end for end in (floor.ratio, floor.low, floor.high) if end is not None]
     return max(max(end, 1 / end) if end else math.inf for end in ends)
-
-
-def too_wide(floors: Iterable[Noise]) -> float | None:
-    """Return the reach of the widest noise floor where that is more than FURTHEST, so that speeds are rough."""
-    widest = max(map(reach, floors), default=1.0)
-    return widest if widest > FURTHEST else None
 
 
 def factors(row: Row) -> dict[str, float]:

@@ -12,7 +12,7 @@ from speclab.engines import eager
 from speclab.models import checks, family, loading
 from speclab.models.cached import CachedModel
 from speclab.models.checks import check_model, explained, random_text, uncached_logits, unexplained
-from speclab.models.family import DECODER_ONLY, Family, configured_room
+from speclab.models.family import DECODER_ONLY, Family
 from speclab.models.memory import is_mixture_of_experts
 from speclab.system import extensions
 from speclab.system.errors import EnvironmentProblem, UsageProblem
@@ -187,7 +187,7 @@ NAMED = [
 @pytest.mark.parametrize(("entries", "length"), NAMED)
 def test_the_context_is_found_under_the_names_that_families_use(entries, length):
     config = SimpleNamespace(**entries)
-    assert configured_room(SimpleNamespace(get_text_config=lambda: config)).text == length
+    assert DECODER_ONLY.room(SimpleNamespace(get_text_config=lambda: config)).text == length
 
 
 def test_positions_after_a_padding_index_are_fewer_than_the_table_has_rows():

@@ -212,7 +212,7 @@ def test_rows_without_drafts_have_predictions_and_no_ladder(k, rounds):
 @pytest.mark.parametrize(
     ("arm", "known", "has"),
     [
-        (Arm("model", "model", 2), {"accept_probs": constant(HALF)}, True),
+        (Arm("model", "model", 2), {"probs_along": constant(HALF)}, True),
         (Arm("hybrid", "hybrid", 2), {"rounds_along": lambda text: ROUNDS}, True),
         (Arm("model auto", "model auto", 2, auto=True), {"rounds_along": lambda text: ROUNDS}, False),
         (Arm("tree", "tree", 2, branches=True), {"rounds_along": lambda text: ROUNDS}, False),

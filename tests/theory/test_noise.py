@@ -2,10 +2,12 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from speclab.lab.rows import noise_floor
+from speclab.present import screen
 from speclab.records.rows import BASELINE, BASELINE_REPEAT, Arm, Decoded, Noise
 from speclab.system.files import ROOT
 from speclab.theory import attribution
@@ -22,19 +24,15 @@ def floor(low: float | None, high: float | None, ratio: float = 1.0, temperature
 
 
 NEAR = [(0.95, 1.06), (0.92, 1.09), (None, None, 1.05)]
-FAR = [(0.80, 1.05), (0.99, 1.11), (0.0, 1.01), (None, None, 1.2), (None, None, 0.8)]
+FAR = {(0.99, 1.115): "1.12", (0.0, 1.01): "99.00", (None, None, 1.2): "1.20", (None, None, 0.8): "1.25"}
+THREE = [floor(0.98, 1.02), floor(0.5, 1.3, temperature=0.8), floor(0.85, 1.2, temperature=1.0)]
+CASES = [*(([floor(*one)], FAR.get(one)) for one in [*NEAR, *FAR]), (THREE, "2.00"), (THREE[:1], None), ([], None)]
 
 
-@pytest.mark.parametrize(("of_run", "doubted"), [(floor(*one), one in FAR) for one in NEAR + FAR])
-def test_a_floor_that_reaches_further_than_ten_per_cent_is_doubted(of_run, doubted):
-    assert attribution.too_wide([of_run]) == (attribution.reach(of_run) if doubted else None)
-
-
-def test_the_worst_temperature_decides():
-    floors = [floor(0.98, 1.02), floor(0.5, 1.3, temperature=0.8), floor(0.85, 1.2, temperature=1.0)]
-    assert attribution.too_wide(floors) == 2.0
-    assert attribution.too_wide(floors[:1]) is None
-    assert attribution.too_wide([]) is None
+@pytest.mark.parametrize(("floors", "factor"), CASES)
+def test_a_floor_that_reaches_further_than_ten_per_cent_is_doubted(floors, factor):
+    """The worst temperature decides."""
+    assert screen.rough_factor(SimpleNamespace(noise=floors)) == factor
 
 
 def test_few_committed_records_are_rough():

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from transformers import AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache, PreTrainedConfig, PreTrainedModel
 
 from speclab.engines.eager import EagerBackend, whole_text_cache
-from speclab.models.family import Family, Room, configured_room, named_positions
+from speclab.models.family import POSITIONS, Family, Room, named_positions
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
 # A config's own names for the positions of each part, where they differ.
-OF_DECODERS = ("max_decoder_position_embeddings",)
-OF_ENCODERS = ("max_encoder_position_embeddings", "max_source_positions")
+OF_ENCODERS = ("max_encoder_position_embeddings", "max_source_positions", *POSITIONS)
 HEAD = "encoder reads the prompt once, in the prefill; steps and rounds are passes of the decoder"
 
 
@@ -101,6 +100,7 @@ class EncoderDecoder(Family):
     loader = AutoModelForSeq2SeqLM
     one_text = False
     why_eager = "the eager engine alone runs an encoder"
+    positions = ("max_decoder_position_embeddings", *POSITIONS)
     backend = EncoderDecoderBackend
 
     def claims(self, config: PreTrainedConfig) -> bool:
@@ -112,7 +112,7 @@ class EncoderDecoder(Family):
 
     def room(self, config: PreTrainedConfig) -> EncoderRoom:
         """Return the number of positions that the config names."""
-        decoder = configured_room(config, OF_DECODERS)
+        decoder = super().room(config)
         encoder = getattr(config, "encoder", config).get_text_config()  # a config of its own, or one for both parts
         return EncoderRoom(decoder.text, decoder.rope, named_positions(encoder, OF_ENCODERS))
 

@@ -243,8 +243,8 @@ def lines(sweep: SweepRun) -> Lines:
     """Return the columns' legend, where each curve of acceptance breaks even, then the notes on the run."""
     filled = []
     for label, points in curves(sweep).items() if sweep.sweep == "acceptance" else ():
-        alpha, *ends = break_even(points)
-        said = "-" if alpha is None else f"{alpha:.2f} ({interval(*ends)})"
+        alpha, low, high = break_even(points)
+        said = "-" if alpha is None else f"{alpha:.2f} ({interval(low, high)})"
         filled.append(f"{label}: break-even at α = {said}")
     return Lines([SWEEPS[sweep.sweep].legend, *filled, *noise_lines(sweep.noise), *remarks(sweep), rough_line(sweep)])
 
