@@ -163,6 +163,8 @@ def run_all(stages: list[Stage], out: Path, end: float) -> dict[str, str]:
         write()
         try:
             what = run(stage, min(stage.seconds, left), log)
+        except OSError as error:  # no process can be started, or the log cannot be written
+            what = f"FAILED: {error.strerror}"
         except KeyboardInterrupt:
             outcomes[stage.name] = "stopped"
             write()

@@ -138,6 +138,9 @@ def main(argv: list[str] | None = None) -> int:
     lengths = parsing.numbers(args.draft_length, int, 1, "-k")
     if args.max_new_tokens < 2:
         raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
+    given = (args.llama_target, args.llama_draft)
+    if lacking := [path for path in given if path and not path.is_file()]:
+        raise UsageProblem(f"--llama-target, --llama-draft: there is no file {lacking[0]}; give a GGUF file")
     output = common.check_result_flags(args)
     registry.read(args.draft)
     setup, prompts = flags.load(args)
@@ -152,7 +155,6 @@ def main(argv: list[str] | None = None) -> int:
     models = {"target": loading.describe_model(setup.target_name, setup.target.model)}
     if drafter:
         models["draft"] = loading.describe_model(loading.short_name(args.draft), drafter.draft.model, "draft")
-    given = (args.llama_target, args.llama_draft)
     with contextlib.ExitStack() as stack:
         if args.llama_cpp or any(given):
             bench.llama = stack.enter_context(llama_cpp.programs(setup, drafter, given, prompts))

@@ -162,7 +162,8 @@ class Programs:
             read = self.file(whole_text(prompt, tokenizer))
             out, _ = self.run(TOKENIZE, "-f", read, "--ids", "--log-disable", "--no-escape")
             if read_ids(out) != prompt.id_list:
-                raise UsageProblem(f"llama.cpp makes other ids of a {prompt.kind} prompt; leave out --llama-cpp")
+                advice = "; try --no-chat, or" if prompt.chat else ";"
+                raise UsageProblem(f"llama.cpp makes other ids of a {prompt.kind} prompt{advice} leave out --llama-cpp")
 
     def generate(self, prompt: str, draft_length: int, budget: int) -> Generated:
         words = ["-bf", self.file(prompt), "--no-escape", "-t", self.threads, "--temp", 0, "--ignore-eos"]

@@ -47,7 +47,7 @@ def run(docstring: str, argv: list[str] | None, functions: LoopFunctions | None 
     if not args.brief:
         say(head(config))
     record, measured = _measure(args, config)
-    where = [f"everything else: {shown(output.result('.md'))}", *["why not faster? docs/why-not-faster.md"] * IS_CLONE]
+    where = [f"further rows: {shown(output.result('.md'))}", *["why not faster? docs/why-not-faster.md"] * IS_CLONE]
     text = functools.partial(screen, record, args.brief, where)
     page = functools.partial(report.page, record, output.name)
     show(output, record, text, page, pictures.comparison(record, output.plots, output.name))

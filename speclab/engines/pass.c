@@ -331,7 +331,8 @@ static void attend(const Pass *P, int l, long i, int h, const float *query, floa
 }
 
 /* ---- a pass ---- */
-/* A product's rows, or their norm, are added to the tokens' states. y: all threads write there, each its own rows. */
+/* What a product gives for each token, or its norm, is added to the token's state. y: all threads write there, each its
+   own blocks. normed: of this thread. */
 static void into_stream(const Model *M, const Matrix *w, Norm after, Rows x, int m, Rows y, Rows normed, Rows stream,
                         int me, int n, Team *team) {
   multiply(w, x, m, FROM(y.stride / L), TO(y.stride / L), y);

@@ -118,7 +118,7 @@ def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement]:
     measured = measure_and_judge(config, [*arms, *plain], config.instruments(arms))
     greedy, device, dtype = measured.of(BASELINE, 0.0), config.setup.device, config.setup.dtype
     costs, rows, speed = CostTable(), list[Row](), None
-    with kept_when_stopped(lambda: "what is measured has no forecasts") as stops:
+    with kept_when_stopped(lambda: "what is measured is kept, and not all of it is explained") as stops:
         costs = calibrated(measured)
         rows = build_rows(measured, costs)
         speed = max(bandwidth(block_bytes(device), device, dtype, repeats=3).values())

@@ -15,6 +15,7 @@ So each draft has a control, too, beside the timed arm that it is like; its cost
 import contextlib
 import gc
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -63,7 +64,7 @@ class Measurement:
     controls: list[RoundTime] = field(default_factory=list)
     steps: list[RoundTime] = field(default_factory=list)  # of the second baseline
     correctness: list[dict] = field(default_factory=list)  # what speclab/lab/comparison.py says
-    stop: BaseException | None = None  # what ended the turns early
+    stop: BaseException | None = None  # what ended the run early
 
     @property
     def interrupted(self) -> bool:
@@ -144,7 +145,8 @@ def measure(
     measured = Measurement(bench, prompts)
     samplings = [bench.setup.sampling_at(temperature) for temperature in temperatures]
     turns = [(repeat, index) for repeat in range(repeats) for index in mixed(prompts)]
-    n_kinds = len({prompt.kind for prompt in prompts})
+    owns = [own for one in tools if (own := [arm for arm in arms if arm.draft == one.draft])]
+    kinds, n_seen = list(dict.fromkeys(prompt.kind for prompt in prompts)), Counter[str]()
 
     def complete() -> str:
         n = len({line.prompt_index for line in measured.lines})
@@ -156,10 +158,10 @@ def measure(
         progress(len(turns) * len(samplings), "turn", title) as bar,
         old_objects_frozen(),
     ):
-        for turn, (repeat, index) in enumerate(turns):
-            of_kind, kind = divmod(turn, n_kinds)  # no kind of prompt always has the same length beside it
-            owns = [[arm for arm in arms if arm.draft == one.draft] for one in tools]
-            twins = [own[(of_kind + kind) % len(own)] for own in owns if own]
+        for repeat, index in turns:
+            kind = prompts[index].kind  # each kind meets one length after the other, and begins with another one
+            twins = [own[(kinds.index(kind) + n_seen[kind]) % len(own)] for own in owns]
+            n_seen[kind] += 1
             asked = [one for arm in arms for one in (arm, replace(arm, method=CONTROL))[: 1 + (arm in twins)]]
             stream = repeat * 100_003 + index  # another one for every prompt and repeat, the same for every arm
             finished: list[tuple[Decoding, float]] = []

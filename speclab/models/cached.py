@@ -128,6 +128,7 @@ class CachedModel:
     def chain(self, tokens: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Append (1, m) ids, then k - 1 times the most probable next token, in one call of an engine that has such a
         call (`can_chain`).  -> (k,) the most probable tokens and (k,) their logits"""
+        assert not self.hidden_layers, "a chain keeps no states"
         with torch.inference_mode():
             found = self.backend.chain(tokens, self.length, k, self.vocab_size)
         self.length += tokens.shape[1] + k - 1

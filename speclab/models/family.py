@@ -1,9 +1,9 @@
 """The questions that the lab asks of a family of models, and the families that there are.
 
 `Family` itself stands for a decoder alone, whose layers keep keys and values of each token, so that a rollback drops
-the last ones. An extension adds a family with other passes, another cache or another room: FAMILY of its
-model_family.py, an object of a subclass. What is usual, or claimed by no family, is treated as a decoder alone, and
-speclab/models/checks.py proves whether it is one.
+the last ones. An extension adds a family that has another cache in the library, or is no decoder alone: FAMILY of its
+model_family.py, an object of a subclass. None is asked of what is usual (`is_usual`); that, and what none claims, is
+treated as a decoder alone, and speclab/models/checks.py proves whether it is one.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The page of a comparison, its first screen with pictures and then all rows; and what a loop says of its rounds."""
+"""The page of a comparison, its first screen with pictures and then its rows; and what a loop says of its rounds."""
 
 from operator import attrgetter
 
@@ -20,7 +20,7 @@ ROWS = (
     "prompt, too. α is accepted / tested tokens, f is accepted / drafted tokens, and tok/rnd is the tokens per target "
     "pass; its forecast is that along the baseline's text. A prediction of the speedup stands with its error, "
     "predicted / measured - 1. The formula and the ladder know chains only: drafts with branches have no values. Kinds "
-    "of prompts stand apart at the first temperature; the record has them at each."
+    "of prompts stand apart at the first temperature of the first run; the record has them all."
 )
 LIMITS = "passes of three targets against their limits; with a hybrid, rounds in which its lookup drafts"
 SHARES = "The share of the rounds in which the lookup of a hybrid drafts, and not its model, for each kind of prompt."

@@ -154,7 +154,7 @@ def remarks(run: LabRun) -> list[str]:
     if rule := settings.get("rule"):
         plain = f"accept rule: {rule}; sampled rows of models have no forecast"
         lines.append(LOSSY.format(rule=rule) if _is_lossy(run) else plain)
-    stopped = "Stopped before the end: rows cover the prompts that every arm had finished."
+    stopped = "Stopped before the end: rows cover the prompts that every arm had finished, and may have no forecast."
     return [*lines, *filter(None, [wrong_line(run), stopped * run.interrupted])]
 
 

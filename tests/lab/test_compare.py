@@ -107,16 +107,21 @@ def test_a_stop_keeps_the_turns_that_are_finished(run, monkeypatch, stop, code, 
     assert [entry["arm"] for entry in ran.record.correctness] == ["model k=2", "ngram k=2"]
 
 
-@pytest.mark.parametrize(("place", "code"), [("judge", 130), ("build_rows", 0), ("bandwidth", 0)])
-def test_a_stop_behind_the_turns_keeps_texts_that_are_checked(run, monkeypatch, place, code):
+@pytest.mark.parametrize("place", ["judge", "build_rows", "bandwidth"])
+def test_a_stop_behind_the_turns_keeps_texts_that_are_checked(run, monkeypatch, place):
 
     def stop(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(comparison, place, stop)
     ran = run(*GREEDY)
-    assert (ran.code, "speedup" in ran.out) == (code, not code)
-    assert len(list((ran.folder / "results").iterdir())) == (0 if code else 2)
+    assert (ran.code, "speedup" in ran.out) == ((130, False) if place == "judge" else (0, True))
+    if place == "judge":
+        assert not list((ran.folder / "results").iterdir())
+    else:
+        assert ran.record.interrupted
+        assert ran.record.correctness
+        assert {row.forecast is None for row in ran.record.rows if row.draft} == {place == "build_rows"}
 
 
 def test_a_signal_before_anything_is_measured(run, monkeypatch):

@@ -211,12 +211,12 @@ def test_arms_take_turns(seed, stopped):
     assert not tools or {r.drafter for r in found.controls} == set(tools)
 
 
-@pytest.mark.parametrize("n_kinds", [1, 2, 3])
-def test_a_control_has_every_length_with_every_kind_of_prompt(n_kinds):
-    prompts = [make_prompt(i, str(i % n_kinds)) for i in range(4 * n_kinds)]
-    measure(bench := ScriptedBench(0), ARMS, [0.0], prompts, 1, INSTRUMENTS)
+@pytest.mark.parametrize("sizes", [(4,), (1, 5), (1, 1, 2), (5, 4, 2)])
+def test_a_control_has_every_length_with_every_kind_of_prompt(sizes):
+    prompts = [make_prompt(i, kind) for kind, size in enumerate(sizes) for i in range(size)]
+    measure(bench := ScriptedBench(0), ARMS, [0.0], prompts, 4, INSTRUMENTS)
     found = {(arm.draft, arm.draft_length, prompt.kind) for arm, _, prompt, _ in bench.asked if arm.method == CONTROL}
-    assert len(found) == n_kinds * sum(arm.draft in INSTRUMENTS for arm in ARMS)
+    assert len(found) == len(sizes) * sum(arm.draft in INSTRUMENTS for arm in ARMS)
 
 
 def assert_least_goes_next(steps: list[tuple[int, int]], queue: list[int]) -> None:

@@ -218,6 +218,11 @@ def marked(monkeypatch):
     return model
 
 
+def test_no_family_is_asked_of_a_usual_model(monkeypatch):
+    monkeypatch.setattr(extensions, "modules", lambda name: 1 / 0)
+    assert family.family_of(tiny("llama")) is DECODER_ONLY
+
+
 def test_a_family_claims_its_models(marked):
     assert CachedModel(marked).family is MARKED
     assert CachedModel(tiny("gpt2")).family is DECODER_ONLY

@@ -62,7 +62,7 @@ def untested() -> ComparisonRun:
 @pytest.mark.parametrize(
     ("name", "show"),
     [
-        ("screen.txt", lambda: screen.screen(three_regimes(), where=["everything else: results/local.md"])),
+        ("screen.txt", lambda: screen.screen(three_regimes(), where=["further rows: results/local.md"])),
         ("brief.txt", lambda: screen.screen(three_regimes(), brief=True)),
         ("page.md", lambda: report.page(three_regimes(), "local")),
         ("troubled.txt", lambda: screen.screen(troubled())),

@@ -149,7 +149,8 @@ def simulate(
     prefills: Sequence[float] = (),
 ) -> Simulated:
     """Decode these texts, n_rows at a time. Steps count in which every row has a text; all of them where texts come
-    at random, in these seconds. prefills: seconds of the pass over each text's prompt, for which all others wait."""
+    at random, in these seconds. prefills: seconds of the pass over each text's prompt, for which all others wait; as
+    where it is measured, this wait crowds the machine and is no part of a user's own speed."""
     random, n = np.random.default_rng(0), len(traces)
     coins = [random.random(len(trace.accepts)) for trace in traces]  # of each token of a text, whoever drafts it
     arrival = [*(arrivals or [0.0] * n), np.inf]

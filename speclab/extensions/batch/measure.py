@@ -193,7 +193,7 @@ def arrivals(decoded: Batches, n_texts: int, n: int) -> list[float]:
     """Return the seconds in which n texts come (a Poisson process), the same in every way; empty where all are there
     from the start."""
     seconds = decoded.plain[n_texts].of_length(n_texts, 0)[0] * (decoded.config.max_new_tokens - 1)
-    random, load = np.random.default_rng(decoded.config.seed), decoded.load
+    random, load = np.random.default_rng((decoded.config.seed, 1)), decoded.load  # not the coins of a forecast
     return random.exponential(seconds / (load * n_texts), n).cumsum().tolist() if load else []
 
 

@@ -12,7 +12,6 @@ independent rounds have (docs/acceptance-curves.md). Several faults leave the sa
 named, the likelier one first, with what tells them apart.
 """
 
-import bisect
 import math
 import statistics
 import textwrap
@@ -351,8 +350,12 @@ def break_even_acceptance(draft_length: int, round_cost: float) -> float | None:
     """
     if not 1 < round_cost <= draft_length + 1:
         return None if round_cost > 1 else 0.0
-    fine, tau = 2**40, formulas.expected_tokens_per_round  # parts of 1
-    return bisect.bisect_left(range(fine), round_cost, key=lambda part: tau(part / fine, draft_length)) / fine
+    low, high = 0.0, 1.0
+    for _ in range(40):  # halves, to a millionth of a millionth
+        middle = (low + high) / 2
+        enough = formulas.expected_tokens_per_round(middle, draft_length) >= round_cost
+        low, high = (low, middle) if enough else (middle, high)
+    return high
 
 
 def best_length(marginal: Sequence[float], draft_length: int, round_cost: float) -> Choice:

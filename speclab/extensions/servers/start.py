@@ -59,7 +59,8 @@ def main(argv: list[str] | None = None) -> int:
                 say(f"{shlex.join(one)} --port {port}")
             if any(folder in word for one in servers for word in one):
                 say(f"the models in {folder} were made for these servers, and go with them")
-            raw = " --raw" * (not args.models)  # the lab's pair has no chat template
+            target = args.models[0] if args.models else loading.LAB_TARGET
+            raw = " --raw" * (not Path(target).is_file() and not loading.load_tokenizer(target).chat_template)
             urls = f"--url {running[0].url} --plain-url {running[1].url}"
             say(f"ask them: python -m speclab.extensions.servers {urls}{raw}")
             while True:

@@ -29,7 +29,7 @@ NORMAL, SPECIAL, UNUSED = 1, 3, 5  # types of tokens, as llama.cpp numbers them
 
 
 def convert(name: str, path: Path) -> Path:
-    """Write the model of a folder, as `write_model` does."""
+    """Write a model, in float32, as `write_model` does. name: as --target takes it."""
     model = loading.load_model(name, torch.device("cpu"), torch.float32)
     return write_model(model, loading.load_tokenizer(name), path)
 
@@ -73,6 +73,8 @@ def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, merges: l
     file.add_add_bos_token(tokenizer("x").input_ids[0] == tokenizer.bos_token_id)
     if (eos := min(loading.eos_ids(model.generation_config), default=None)) is not None:
         file.add_eos_token_id(eos)
+    if tokenizer.chat_template:
+        file.add_chat_template(tokenizer.chat_template)
     names = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, weight in model.named_parameters():  # a tied output layer is left out, as the format does
         values, module = weight.detach().float().cpu(), name.removesuffix(".weight")
