@@ -1,6 +1,7 @@
 """The flags that all scripts share, and what they become: a target, sampling settings, prompts."""
 
 import argparse
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -79,16 +80,12 @@ def add_decoding_flags(parser: argparse.ArgumentParser) -> Group:  # for further
     return group
 
 
-def _or_help(table: Callable[[], str], read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return an argparse type: a value, as `read` gives it; `help` prints a table of all values and ends the run."""
-
-    def parse(text: str) -> Any:
-        if text == "help":
-            print(table())
-            raise SystemExit
-        return read(text)
-
-    return parse
+def _or_help(table: Callable[[], str], read: Callable[[str], Any], text: str) -> Any:
+    """Return a value, as `read` gives it; `help` prints a table of all values and ends the run."""
+    if text == "help":
+        print(table())
+        raise SystemExit
+    return read(text)
 
 
 def add_draft_flag(
@@ -98,13 +95,16 @@ def add_draft_flag(
 ) -> None:
     """Add --draft, which `speclab/drafts/registry.py` reads. A command that has no --rule has the usual one."""
     parser.set_defaults(rule=TOKEN, auto=False)
-    parser.add_argument("--draft", default=default, metavar="KIND", type=_or_help(registry.shown, str), help=help)
+    kind = functools.partial(_or_help, registry.shown, str)
+    parser.add_argument("--draft", default=default, metavar="KIND", type=kind, help=help)
 
 
 def add_rule_flag(parser: Group) -> None:
-    table = _or_help(lambda: "\n".join(f"{kind.usage:<49} {kind.line}" for kind in all_rules().values()), rule_of)
+    rule = functools.partial(
+        _or_help, lambda: "\n".join(f"{kind.usage:<49} {kind.line}" for kind in all_rules().values()), rule_of
+    )
     judged = f"how drafted tokens are judged (default: {TOKEN.name}); --rule help lists all"
-    parser.add_argument("--rule", type=table, default=TOKEN, metavar="RULE", help=judged)
+    parser.add_argument("--rule", type=rule, default=TOKEN, metavar="RULE", help=judged)
 
 
 def check_rule(rule: Rule, temperatures: list[float], choices: list[registry.Choice]) -> None:

@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from speclab.core.rounds import Target
 from speclab.core.sampling import Sampling
 from speclab.system import extensions
-from speclab.system.errors import EnvironmentProblem, UsageProblem
+from speclab.system.errors import UsageProblem
 
 # The usual names for a config's number of positions.
 POSITIONS = ("max_position_embeddings", "max_target_positions", "max_seq_len")
@@ -93,14 +93,6 @@ class Family:
 
     def claims(self, config: PreTrainedConfig) -> bool:
         return True
-
-    def check_config(self, config: PreTrainedConfig) -> None:
-        """Raise EnvironmentProblem for a config whose weights the family cannot load."""
-        if config.is_encoder_decoder:
-            raise EnvironmentProblem(
-                f"{config.model_type} is an encoder-decoder, and no extension here decodes those; choose a causal "
-                "language model"
-            )
 
     def room(self, config: PreTrainedConfig) -> Room:
         """Return the number of positions that the config names, up to the border of its rotary factors, where it has

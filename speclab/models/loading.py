@@ -108,7 +108,11 @@ def family_named(name: str) -> tuple[Family, PreTrainedConfig]:
     """Return the family of a model and its config. Raises EnvironmentProblem where nothing decodes it."""
     config = load_config(LAB_TARGET if name.startswith(padding.PREFIX) else name)
     family = family_for(config)
-    family.check_config(config)
+    if config.is_encoder_decoder and family.one_text:
+        raise EnvironmentProblem(
+            f"{config.model_type} is an encoder-decoder, and no extension here decodes those; choose a causal language "
+            "model"
+        )
     return family, config
 
 

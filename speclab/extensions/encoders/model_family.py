@@ -107,9 +107,6 @@ class EncoderDecoder(Family):
         """Tell whether the config names an encoder and a decoder."""
         return bool(config.is_encoder_decoder)
 
-    def check_config(self, config: PreTrainedConfig) -> None:
-        """Accept every config."""
-
     def room(self, config: PreTrainedConfig) -> EncoderRoom:
         """Return the number of positions that the config names."""
         decoder = super().room(config)
