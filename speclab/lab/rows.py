@@ -23,23 +23,21 @@ def rows_of(decoded: list[Decoded], predicted: Predicted | None = None) -> list[
             for one in of_kind:
                 by_arm.setdefault(one.arm, []).append(one)
             by_arm.pop(BASELINE_REPEAT, None)
-            baseline, floor = by_arm[BASELINE], noise_floor(of_kind)
+            baseline, [floor] = by_arm[BASELINE], noise_floors(of_kind) or [None]
             rows += [row_of(own, baseline, kind, floor, predicted) for own in by_arm.values()]
     return rows
 
 
 def noise_floors(decoded: list[Decoded]) -> list[Noise]:
     """Return the distance of the baseline from itself, for each temperature and number of texts at a time."""
-    return [floor for alike in _groups(decoded) if (floor := noise_floor(alike))]
-
-
-def noise_floor(alike: list[Decoded]) -> Noise | None:
-    baseline, again = ([one for one in alike if one.arm == arm] for arm in (BASELINE, BASELINE_REPEAT))
-    if not again:
-        return None
-    row = row_of(again, baseline)
-    its: Facts = {"ratio": row.speedup, "low": row.speedup_low, "high": row.speedup_high, "n_texts": row.n_texts}
-    return Noise(temperature=row.temperature, **its)
+    floors = []
+    for alike in _groups(decoded):
+        baseline, again = ([one for one in alike if one.arm == arm] for arm in (BASELINE, BASELINE_REPEAT))
+        if again:
+            row = row_of(again, baseline)
+            its: Facts = {"ratio": row.speedup, "low": row.speedup_low, "high": row.speedup_high}
+            floors.append(Noise(temperature=row.temperature, n_texts=row.n_texts, **its))
+    return floors
 
 
 def _groups(decoded: list[Decoded]) -> Iterable[list[Decoded]]:

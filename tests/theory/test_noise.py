@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from speclab.lab.rows import noise_floor
+from speclab.lab.rows import noise_floors
 from speclab.present import screen
 from speclab.records.rows import BASELINE, BASELINE_REPEAT, Arm, Decoded, Noise
 from speclab.system.files import ROOT
@@ -50,29 +50,28 @@ def test_few_committed_records_are_rough():
 
 def timed(arm: Arm, *decodings: list[float]) -> list[Decoded]:
     """One sample for each list: the seconds of its repeats."""
-    found = []
-    for index, seconds in enumerate(decodings):
-        found.append(Decoded.begin(arm, 0.0, index, "code", 10))
+    found = [Decoded.begin(arm, 0.0, index, "code", 10) for index, _ in enumerate(decodings)]
+    for one, seconds in zip(found, decodings, strict=True):
         for decode in seconds:
-            found[-1].add(0.5, decode, [0] * 11)
+            one.add(0.5, decode, [0] * 11)
     return found
 
 
-def floor_of(first: list[list[float]], second: list[list[float]]) -> Noise | None:
-    return noise_floor([*timed(BASELINE, *first), *timed(BASELINE_REPEAT, *second)])
+def floors_of(first: list[list[float]], second: list[list[float]]) -> list[Noise]:
+    return noise_floors([*timed(BASELINE, *first), *timed(BASELINE_REPEAT, *second)])
 
 
 def test_noise_floor_by_hand():
     """Prompts are paired: neither the order of the samples nor a prompt that only the first run has may matter."""
-    found = floor_of([[1.0], [2.0], [3.0]], [[2.0], [2.0], [2.0]])
+    [found] = floors_of([[1.0], [2.0], [3.0]], [[2.0], [2.0], [2.0]])
     assert found.ratio == pytest.approx(1.0)
     assert found.low < 1 < found.high
-    assert floor_of([[3.0], [3.0]], [[2.0], [2.0]]) == floor(None, None, pytest.approx(1.5))
-    exact = floor_of([[1.0, 2.0], [2.0, 2.0], [1.0, 3.0]], [[3.0], [4.0], [4.0]])
-    assert exact == floor(pytest.approx(1.0), pytest.approx(1.0))
+    assert floors_of([[3.0], [3.0]], [[2.0], [2.0]]) == [floor(None, None, pytest.approx(1.5))]
+    exact = floors_of([[1.0, 2.0], [2.0, 2.0], [1.0, 3.0]], [[3.0], [4.0], [4.0]])
+    assert exact == [floor(pytest.approx(1.0), pytest.approx(1.0))]
     base, again = timed(BASELINE, [1.0], [5.0], [100.0]), timed(BASELINE_REPEAT, [2.0], [4.0])
-    assert noise_floor([*base[::-1], *again]).ratio == pytest.approx(1.0)
-    assert floor_of([[1.0]], []) is None
+    assert noise_floors([*base[::-1], *again])[0].ratio == pytest.approx(1.0)
+    assert floors_of([[1.0]], []) == []
 
 
 @pytest.mark.parametrize(
