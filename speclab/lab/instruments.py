@@ -177,12 +177,13 @@ class LoopFunctions:
             target.keeps = own
 
 
+@dataclass(eq=False)
 class PhaseSeconds(UserDict[str, float]):
     """The seconds of a round by phase, which are read when somebody asks for them: reading the events of a GPU takes
     some tenths of a millisecond, which would count as the host's part of the round."""
 
-    def __init__(self, spans: list[tuple[str, Any, Any]], prefill: bool):
-        self._spans, self._prefill = spans, prefill
+    _spans: list[tuple[str, Any, Any]]  # phases, and the marks between which each lies
+    _prefill: bool
 
     @functools.cached_property
     def data(self) -> dict[str, float]:  # type: ignore[override]
