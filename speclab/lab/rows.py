@@ -23,7 +23,7 @@ def rows_of(decoded: list[Decoded], predicted: Predicted | None = None) -> list[
             for one in of_kind:
                 by_arm.setdefault(one.arm, []).append(one)
             by_arm.pop(BASELINE_REPEAT, None)
-            baseline, [floor] = by_arm[BASELINE], noise_floors(of_kind) or [None]
+            baseline, floor = by_arm[BASELINE], next(iter(noise_floors(of_kind)), None)
             rows += [row_of(own, baseline, kind, floor, predicted) for own in by_arm.values()]
     return rows
 
