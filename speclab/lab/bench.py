@@ -106,20 +106,16 @@ class Bench:
         rule = self.functions.rule
         return rule.name if rule.law and arm.speculative and arm.draft_length > 0 else None
 
-    @property
-    def on_graphs(self) -> bool:
-        """Tell whether anything is recorded and replayed: with the eager engine, too, a GPU replays the accept rule."""
-        return self.setup.device.type in ON_GRAPHS
-
-    def prepare(self, draft_lengths: Iterable[int], samplings: Iterable[Sampling], longest: int) -> None:
-        """On CUDA graphs: say which passes will come, and record the accept rule for every number of drafted tokens,
-        for a chain and every other kind of draft that is made here, without and with the probabilities of a draft.
+    def prepare(self, draft_lengths: Iterable[int], samplings: Iterable[Sampling], longest: int) -> bool:
+        """Return whether anything is recorded and replayed: with the eager engine, too, a GPU replays the accept rule.
+        If so, say which passes will come, and record the accept rule for every number of drafted tokens, for a chain
+        and every other kind of draft that is made here, without and with the probabilities of a draft.
 
         Verification runs at k + 1 tokens for every draft length k; a drafter says how many its own models read.
         longest: tokens of a text, its prompt and what is drafted behind its end included.
         """
-        if not self.on_graphs:
-            return
+        if self.setup.device.type not in ON_GRAPHS:
+            return False
         setup, drafters, most = self.setup, list(self.drafters.values()), max(draft_lengths, default=0)
         device, n_ids = setup.device, setup.target.vocab_size
         setup.target.prepare({k + 1 for k in draft_lengths}, longest)
@@ -138,6 +134,7 @@ class Bench:
                 kinds = {type(draft): draft for draft in (one.as_drafted(chain) for one in drafters if n)}
                 for draft in (kinds | {Draft: chain}).values():
                     self.functions.accept(draft, logits, sampling, uniforms)
+        return True
 
     def drafter(self, arm: Arm, prompt: Prompt) -> Drafter:
         """Return a drafter for a prompt, which shares what this arm has learned from the prompts before."""

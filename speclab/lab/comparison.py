@@ -19,7 +19,7 @@ from speclab.drafts.lengths import LONGEST
 from speclab.lab.bench import SPECULATIVE, Bench
 from speclab.lab.harness import Measurement, kept_when_stopped, measure, mixed
 from speclab.lab.instruments import LoopFunctions
-from speclab.lab.known_texts import CostTable, calibrated, probs_along, rounds_of_texts
+from speclab.lab.known_texts import CostTable, calibrated, probs_along, rounds_along
 from speclab.lab.rows import noise_floors, rows_of
 from speclab.models import loading, padding
 from speclab.models.memory import USABLE, bandwidth, block_bytes, free_memory, is_mixture_of_experts, weights_read
@@ -234,22 +234,24 @@ def build_rows(measured: Measurement, costs: CostTable) -> list[Row]:
     """Return the rows, with what the costs and the baseline's texts say of every line of a draft that has costs."""
     baseline = {(line.temperature, line.prompt_index): line for line in measured.lines if line.arm == BASELINE}
     longest = max((line.draft_length for line in measured.lines), default=0)
-    known = functools.cache(functools.partial(probs_along, measured.bench, longest))  # every draft length asks for them
-    rounds_along, found, rule = rounds_of_texts(measured), {}, measured.bench.functions.rule
+    bench, rule, found = measured.bench, measured.bench.functions.rule, {}
+    # Every draft length asks for the same probabilities. What was learned in the run counts in no forecast.
+    probs_once = functools.cache(functools.partial(probs_along, bench, longest))
+    rounds_once = functools.cache(functools.partial(rounds_along, replace(bench, taught={})))
     # In the order of the first repeat: what a draft on auto or a hybrid learns from a text counts in the next ones.
     turns = {index: turn for turn, index in enumerate(mixed(measured.prompts))}
     for line in sorted(measured.lines, key=lambda line: turns[line.prompt_index]):
         arm, place = line.arm, (line.temperature, line.prompt_index)
         if (own := costs.get((arm.draft, line.temperature))) is None:
             continue
-        drafter, looked_up = measured.bench.drafters[arm.draft], costs.get((arm.draft + LOOKUP, line.temperature))
+        prompt, drafter = measured.prompts[line.prompt_index], bench.drafters[arm.draft]
+        looked_up = costs.get((arm.draft + LOOKUP, line.temperature))
         probs = rounds = None
         if drafter.parts == (drafter,):  # the text alone decides what is proposed; the rule must judge token by token
             if rule.name == TOKEN.name or not line.temperature or not (drafter.draws or rule.law):
-                sampling = measured.bench.setup.sampling_at(line.temperature)
-                probs = functools.partial(known, arm.draft, sampling, measured.prompts[line.prompt_index])
+                probs = functools.partial(probs_once, arm.draft, bench.setup.sampling_at(line.temperature), prompt)
         elif line.temperature == 0:
-            rounds = functools.partial(rounds_along, arm, line.prompt_index)
+            rounds = functools.partial(rounds_once, arm, prompt)
         if part := attribution.price(line, baseline[place], own, probs, rounds, looked_up):
             found[arm, *place] = part
     return rows_of(measured.lines, found)

@@ -192,9 +192,9 @@ def _warm_up(
     priced = [drafter for name in used if (drafter := bench.drafters[name]).costs is not None]
     lengths = {arm.draft_length for arm in arms if arm.draft}.union(range(LONGEST + 1) if priced else ())
     longest = max(prompt.ids.shape[1] for prompt in prompts) + bench.max_new_tokens + max(lengths, default=0)
-    bench.prepare(lengths, samplings, longest)
+    on_graphs = bench.prepare(lengths, samplings, longest)
     # The first prompt, sampled if anything is; on CUDA graphs both, for what draws tokens is recorded, too.
-    for sampling in samplings if bench.on_graphs else [max(samplings, key=lambda s: s.temperature)]:
+    for sampling in samplings if on_graphs else [max(samplings, key=lambda s: s.temperature)]:
         controls = [replace(tool, method=CONTROL) for tool in tools]  # they need graph caches of their own
         tried = {arm: sorted(set(tools.get(arm, ()))) for arm in [*arms, *tools, *controls]}
         take_turns([bench.decoding(arm, sampling, prompts[0], 0, budget, tried[arm]) for arm in tried])

@@ -6,8 +6,7 @@ the target is a stand-in that says the text. Not when sampling: a rejected token
 """
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -98,20 +97,14 @@ class KnownText:
         return nn.functional.one_hot(following, self._n_ids).float()
 
 
-def rounds_of_texts(measured: Measurement) -> Callable[[Arm, int, Text], list[RoundCounts]]:
-    """Return a function that gives the rounds along a measurement's own greedy texts: of (arm, index of the prompt,
-    text), each made once. A draft knows what its rounds cost, and learns the rest again, from text to text."""
-    bench = replace(measured.bench, taught={})
-
-    @functools.cache
-    def rounds(arm: Arm, prompt_index: int, text: Text) -> list[RoundCounts]:
-        prompt, target = measured.prompts[prompt_index], bench.setup.target
-        ids, drafter = prompt.ids.to(target.device), bench.drafter(arm, prompt)
-        stand_in: Any = KnownText(target, ids, text)
-        known = CachedModel(target.model, target.vocab_size, stand_in)
-        known.hidden_layers, known.room = target.hidden_layers, target.room
-        made = bench.functions.rounds(known, drafter, ids, arm.draft_length, DecodeSettings(len(text)))
-        told = map(drafter.described, made)  # each with what the drafter knows of it
-        return [RoundCounts(one.n_drafted, one.n_accepted, one.looked_up) for one in told if not one.prefill]
-
-    return rounds
+def rounds_along(bench: Bench, arm: Arm, prompt: Prompt, text: Text) -> list[RoundCounts]:
+    """Return the rounds of an arm along a greedy text of the target. Its draft knows what its rounds cost, and learns
+    the rest from one text to the next, so each text comes once."""
+    target = bench.setup.target
+    ids, drafter = prompt.ids.to(target.device), bench.drafter(arm, prompt)
+    stand_in: Any = KnownText(target, ids, text)
+    known = CachedModel(target.model, target.vocab_size, stand_in)
+    known.hidden_layers, known.room = target.hidden_layers, target.room
+    made = bench.functions.rounds(known, drafter, ids, arm.draft_length, DecodeSettings(len(text)))
+    told = map(drafter.described, made)  # each with what the drafter knows of it
+    return [RoundCounts(one.n_drafted, one.n_accepted, one.looked_up) for one in told if not one.prefill]

@@ -68,16 +68,12 @@ def test_a_wrong_distribution_fails_the_run(run, pair_folder, monkeypatch):
 
 def test_a_draft_that_learns_is_replayed_in_the_order_of_the_run(run, pair_folder, monkeypatch):
     texts = [("code", "def f(x):"), ("code", "def g(y):"), ("prose", "return x"), ("prose", "x is")]
-    order, right = [], comparison.rounds_of_texts
-
-    def rounds_of_texts(measured):
-        replayed = right(measured)
-        return lambda arm, index, text: order.append(index) or replayed(arm, index, text)
-
-    monkeypatch.setattr(comparison, "rounds_of_texts", rounds_of_texts)
+    order, right = [], comparison.rounds_along
+    replayed = lambda bench, arm, prompt, text: order.append(prompt.text) or right(bench, arm, prompt, text)  # noqa: E731
+    monkeypatch.setattr(comparison, "rounds_along", replayed)
     drafts = f"hybrid:suffix+{pair_folder / 'draft'}"
     assert run(*GREEDY, "--draft", drafts, "--limit", "2", "--max-new-tokens", "12", texts=texts).code == 0
-    assert list(dict.fromkeys(order)) == [0, 2, 1, 3]
+    assert list(dict.fromkeys(order)) == [texts[i][1] for i in (0, 2, 1, 3)]
 
 
 @pytest.mark.parametrize(

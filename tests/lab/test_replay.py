@@ -10,8 +10,7 @@ from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.lab.bench import Bench
-from speclab.lab.harness import Measurement
-from speclab.lab.known_texts import KnownText, rounds_of_texts
+from speclab.lab.known_texts import KnownText, rounds_along
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -66,9 +65,9 @@ def replayed(target, make, prompts, k: int = K, before=lambda: None) -> set[Roun
         made.append([RoundCounts(r.n_drafted, r.n_accepted, r.looked_up) for r in rounds if not r.prefill])
     list(speculative_rounds(target, taught, prompts[0], k, N_NEW))
     setup = Setup(target, None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
-    measured = Measurement(Bench(setup, {"draft": taught}, N_NEW, seed=0), [Prompt("code", "", p) for p in prompts])
-    along, arm = rounds_of_texts(measured), Arm("draft", "draft", k)
+    bench, arm = Bench(setup, {"draft": taught}, N_NEW, seed=0), Arm("draft", "draft", k)
     before()
-    assert [along(arm, i, text) for i, text in enumerate(texts)] == made
+    along = [rounds_along(bench, arm, Prompt("code", "", ids), text) for ids, text in zip(prompts, texts, strict=True)]
+    assert along == made
     assert KnownText(CachedModel(target.model, 4), torch.tensor([[5, 3]]), [2]).prefill(prompts[0][:, :2]).argmax() == 2
     return {one for rounds in made for one in rounds}
