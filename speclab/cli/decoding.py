@@ -19,7 +19,7 @@ from speclab.models.pieces import with_text
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present import report
-from speclab.system.errors import reports_problems
+from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import harmless, note
 
 NEW_TEXT = f"--- new text {'-' * 54}"  # the line between a prompt and what the target makes of it
@@ -90,7 +90,8 @@ def load(args: argparse.Namespace, functions: LoopFunctions) -> Loaded:
     choice = registry.read(args.draft) if "draft" in args else None
     if choice:
         flags.check_rule(args.rule, [args.temperature], [choice])
-        choice.check_greedy(args.temperature == 0)
+        if choice.only_greedy and args.temperature:
+            raise UsageProblem(choice.only_greedy)
         if args.draft_length == parsing.AUTO:
             choice.check_auto()
         functions = functions.judged_by(args.rule)

@@ -48,17 +48,14 @@ class Choice:
     no_auto: str | None = None  # why `-k auto` cannot choose its lengths, a part of a sentence
     only_greedy: str | None = None  # why it needs temperature 0
 
-    def check_greedy(self, greedy: bool) -> None:
-        if self.only_greedy and not greedy:
-            raise UsageProblem(self.only_greedy)
-
     def check_auto(self) -> None:
         if self.no_auto:
             raise UsageProblem(f"-k auto: {self.no_auto}; give -k a number")
 
     def make(self, setup: Setup, seed: int = 0) -> Drafter:
         """Make the drafter for this target. Raises UsageProblem and EnvironmentProblem where they do not fit."""
-        self.check_greedy(setup.sampling.greedy)
+        if self.only_greedy and not setup.sampling.greedy:
+            raise UsageProblem(self.only_greedy)
         if not self.any_family:
             check_family(setup.target.model, f"the draft {self.text}", OTHER_FAMILY, crops=False)
         return self.build(setup, seed)

@@ -186,15 +186,12 @@ def rough_factor(run: Head) -> str | None:
 
 def noise_lines(floors: list[Noise]) -> list[str]:
     of = "noise floor, the baseline against itself in the same run"
-    return [f"{of}{_batch(one)}: {speedup(one.ratio)}{_ends(one.low, one.high)}" for one in floors]
+    named = [of + f", B = {one.n_texts}" * (one.n_texts > 1) for one in floors]
+    return [f"{name}: {speedup(one.ratio)}{_ends(one.low, one.high)}" for name, one in zip(named, floors, strict=True)]
 
 
 def _ends(low: float | None, high: float | None) -> str:
     return "" if low is None else f" ({interval(low, high)})"
-
-
-def _batch(one: Row | Noise) -> str:
-    return f", B = {one.n_texts}" * (one.n_texts > 1)
 
 
 def speed_table(run: ComparisonRun) -> Table:
@@ -242,7 +239,8 @@ def result_line(run: ComparisonRun) -> str | None:
 
 
 def _named(row: Row) -> str:
-    return f"{row.method.removesuffix(AUTO)}, k = {'auto' if row.auto else row.draft_length}{_batch(row)}"
+    length, batch = "auto" if row.auto else row.draft_length, f", B = {row.n_texts}" * (row.n_texts > 1)
+    return f"{row.method.removesuffix(AUTO)}, k = {length}{batch}"
 
 
 def step_seconds(run: ComparisonRun) -> float:
