@@ -168,7 +168,7 @@ def main(argv: list[str] | None = None) -> int:
     settings = {"draft": loading.short_name(args.draft), "draft_lengths": lengths, "repeats": args.repeats}
     settings |= {"max_new_tokens": args.max_new_tokens, **files.prompt_settings([p.text for p in measured.prompts])}
     settings["n_prompts"] = len(measured.of(BASELINE, 0.0))
-    fields = common.head_of(args, setup, **settings) | {"interrupted": measured.interrupted}
+    fields = common.head_of(args, setup, **settings) | {"interrupted": measured.stop is not None}
     raw = [timing(line) for line in measured.lines]
     common.finish(output, PeersRun(**fields, models=models, correctness=list(checks.values()), raw=raw), page)
     return exit_code(measured)

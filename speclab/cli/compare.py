@@ -129,7 +129,7 @@ def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[ComparisonRun
     if config.functions.look_at:
         config.functions.look_at(run, measured)
     found, kinds = [measured], [kind for kind in args.draft.split(",") if kind]
-    for name, given in _others(config, run, kinds) if args.others and not measured.interrupted else ():
+    for name, given in _others(config, run, kinds) if args.others and not measured.stop else ():
         with kept_when_stopped(functools.partial(str, f"the lab's pair is measured, the {name} pair is not")) as stops:
             second = comparison.short_config(config, *given)
             note(f"now a short run, {name}: {', '.join(second.models().values())}")

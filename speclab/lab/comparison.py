@@ -90,7 +90,7 @@ class RunConfig:
         return {
             "schema_version": files.SCHEMA_VERSION,
             **files.when_and_where(self.setup.device),
-            "interrupted": measured.interrupted,
+            "interrupted": measured.stop is not None,
             "settings": {
                 **self.setup.recorded,
                 "draft_lengths": self.draft_lengths,

@@ -66,10 +66,6 @@ class Measurement:
     correctness: list[dict] = field(default_factory=list)  # what speclab/lab/comparison.py says
     stop: BaseException | None = None  # what ended the run early
 
-    @property
-    def interrupted(self) -> bool:
-        return self.stop is not None
-
     def of(self, arm: Arm, temperature: float) -> list[Decoded]:
         return [line for line in self.lines if line.arm == arm and line.temperature == temperature]
 

@@ -176,7 +176,7 @@ def test_arms_take_turns(seed, stopped):
     stop_at = n_warm_up + n_finished * 2 * n_arms + (n_arms + 1 if seed % 2 else 1) if stopped else None
     bench = ScriptedBench(seed, stop_at)
     found = measure(bench, arms, temperatures, prompts, 2, tools)
-    assert found.interrupted == stopped
+    assert bool(found.stop) == stopped
     for arm in [*arms, BASELINE_REPEAT] if tools else arms:
         for temperature in temperatures:
             n_repeats = {line.prompt_index: len(line.decode_seconds) for line in found.of(arm, temperature)}

@@ -88,7 +88,7 @@ def compare_batches(
     done = Counter((one.n_texts, one.prompt_index) for one in lines)  # fewer where the run was stopped
     lines = [one for one in lines if done[one.n_texts, one.prompt_index] == n_ways[one.n_texts]]
     rows = rows_of(lines)
-    expected = {} if measured.interrupted else expected_speedups(decoded)
+    expected = {} if measured.stop else expected_speedups(decoded)
     for row in rows:
         row.forecast = expected.get((row.draft, row.draft_length, row.n_texts)) if row.draft else None
     kinds = list(dict.fromkeys(line.prompt_kind for line in lines))

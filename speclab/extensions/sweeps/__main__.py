@@ -131,7 +131,7 @@ def _by_size(runs: dict[int, RunConfig], unit: str) -> Points:
                 line.prompt_index += 10**6 * n
         if stops:
             parts[-1].stop = stops[0]
-        if parts[-1].interrupted:
+        if parts[-1].stop:
             break
     return points, parts
 
