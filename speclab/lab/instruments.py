@@ -1,7 +1,7 @@
 """A decoding at work, with the seconds of its rounds; and what looks into it from outside: clocks on the phases of a
 round, lengths that change, a draft without cost.
 
-The loops know nothing of these. They wrap the target, the drafter and the functions that are passed to a loop.
+The loops know nothing of it: what looks in wraps the target, the drafter and the functions that are passed to a loop.
 """
 
 import functools
