@@ -151,4 +151,4 @@ class _Decoded:
         speed = f"{n_tokens / self.seconds:.1f} tok/s" if self.seconds and n_tokens else "no decoding to time"
         dropped = f"; {self.counts.n_after_eos} more after an end token were dropped" * bool(self.counts.n_after_eos)
         counted = f"{self.n_tokens} tokens, {n_tokens} of them decoded after the prompts' own passes"
-        return f"\n{counted} in {self.seconds:.2f} s: {speed}{dropped}"
+        return f"\n{counted} in {self.seconds:.2f} s, from a cold start: {speed}{dropped}"

@@ -22,6 +22,7 @@ STARTING = "most of it is the starting of operations one by one, which wide pass
 READING = "it waits for memory, and further tokens cost little."
 ARITHMETIC = "arithmetic limits a wide pass, and every further token is paid."
 UNKNOWN = "these two do not tell what limits it."
+SHARED = "other work holds the cores, for which threads wait; --threads 1 may be faster."
 CUT = "greedy texts end in repetition, and count only up to where it begins"
 LOSSY = (
     "accept rule: {rule} is LOSSY: the texts do not follow the target's distribution. The number after LOSSY is the "
@@ -265,6 +266,8 @@ def limit_line(run: ComparisonRun) -> str | None:
         limit = ARITHMETIC
     elif share >= 0.5:
         limit = READING
+    elif busy_line(run):
+        limit = SHARED
     return (
         f"A step takes {1e3 * step:.3g} ms; reading {run.weight_bytes / 1e6:.0f} MB of weights at "
         f"{run.bandwidth / 1e9:.0f} GB/s is {share:.0%} of it, and a pass over {row.draft_length + 1} tokens takes "

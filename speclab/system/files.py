@@ -66,7 +66,7 @@ def write_whole(path: Path, content: str | bytes) -> Path:
 def write_all(steps: Iterable[Callable[[], Path | None]], remark: str = "") -> None:
     """Do every step, and say at the end which files were written. A step that writes a file returns its path."""
     written = [shown(path) for step in steps if (path := step())]
-    more = f" and {len(written) - 3} more files" * (len(written) > 3)
+    more = f" and {len(written) - 3} more" * (len(written) > 3)
     if written:
         note(f"wrote {', '.join(written[:3])}{more}{remark}")
 

@@ -106,6 +106,6 @@ def test_a_script_prints_its_exact_rate(monkeypatch):
     with pytest.raises(RuntimeError, match="more than it was asked for"):
         Round.committing([1, 2], 31, ENDING)
     assert decoded.speed() == (
-        "\n15 tokens, 13 of them decoded after the prompts' own passes in 2.50 s: 5.2 tok/s; 2 more after an end token "
-        "were dropped"
+        "\n15 tokens, 13 of them decoded after the prompts' own passes in 2.50 s, from a cold start: 5.2 tok/s; "
+        "2 more after an end token were dropped"
     )

@@ -180,11 +180,12 @@ def text(run: PlanRun, markdown: bool = False) -> str:
         columns: dict[str, Cell] = {"draft": _method} | cells("k", "tok/rnd", "α", "c", "v", "o")
         columns |= {"expected": _expected, "plan": mark}
         blocks += [Lines([verdict(fact)]), Table(_of_draft(run, fact), columns)]
-    return tables.show([*blocks, COSTS, Lines(noise_lines(run.noise))], markdown)
+    alone = "loop alone: the speculative loop without a draft; plain decoding is 1.00x"
+    return tables.show([*blocks, Lines([COSTS, alone, *noise_lines(run.noise)])], markdown)
 
 
 def _method(entry: PlanEntry) -> str:
-    return entry.method if entry.draft_length else "no draft"
+    return entry.method if entry.draft_length else "loop alone"
 
 
 def _expected(entry: PlanEntry) -> str:

@@ -432,7 +432,7 @@ def _answer(found: Measured, shape: Shape | None) -> Diagnosis:
         return _without_plain(found, tau, usual, fault)
     speedup, drafting = tau / cost, 1 + (cost - 1) / share if share else cost  # of a round that drafts
     alpha, fraction, ceiling = break_even_acceptance(k, drafting), max(0.0, drafting - 1) / k, (k + 1) / drafting
-    even = "no draft brings that" if alpha is None else f"accepted / drafted {fraction:.2f}, α {alpha:.2f}"
+    even = "no draft brings that" if alpha is None else f"that is accepted / drafted {fraction:.2f}, α {alpha:.2f}"
     numbers = [
         f"a round brings {tau:.2f} tokens; it has to bring {cost:.2f} to break even ({even})",
         f"a round costs {cost:.2f} plain tokens; it may cost {tau:.2f} to break even, and {usual:.2f} is usual",
