@@ -178,7 +178,7 @@ def test_a_redirect_is_not_followed_and_no_proxy_is_asked(fake, plain, monkeypat
     assert not plain.heads
 
 
-ODD = ["http://[::1", "http://:8000", "http://x/ä", "http://a b", "http://u:p@x", "http://x?y", "http://x:0", "http://x#y"]
+ODD = ["http://[::1", "http://:1", "http://x/ä", "http://a b", "http://u:p@x", "http://x?y", "http://x:0", "http://x#y"]
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x", "http://", "http://x:nine", "http://x:99999", *ODD])
