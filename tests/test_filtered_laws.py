@@ -15,7 +15,7 @@ import itertools
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ import baseline_autoregressive
 import optimized_speculative
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.drafter import Drafter
-from speclab.core.rounds import DecodeSettings, Draft, Round, fetch, tokens_of
+from speclab.core.rounds import AcceptRule, DecodeSettings, Draft, Round, fetch, tokens_of
 from speclab.core.rules import rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.feature import FeatureDrafter
@@ -230,33 +230,43 @@ class Asked(NamedTuple):
     sampling: Sampling
 
 
-def asked(monkeypatch, case: Case, rule: str, first: float, numbers: list[float]) -> Asked:
-    """What the loop asks the rule in its second round, drafted with these numbers. Before it all are `first`."""
-    judge, handed = rule_of(rule).accept, []
+def second_round(monkeypatch, loop, first: float, numbers: Sequence[Sequence[float]], judge, decode) -> tuple:
+    """Decode up to the second time that the accept rule is asked.  -> what came before, what it is asked
+
+    loop: the module that draws random numbers, `first` each time before that round, and there, call by call, those of
+    `numbers` with `first` behind them. decode: accept rule -> rounds.
+    """
+    handed, before, drawing = [], [], iter(())
 
     def accept(*given):
+        nonlocal drawing
         handed.append(given)
+        drawing = iter(numbers)
         if len(handed) == 1:
             return judge(*given)
         raise Reached
 
-    def uniforms(shape, generator, device):
-        found = torch.full(shape, first, dtype=torch.float64)
-        if handed:
-            found[0, : len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
+    def uniforms(shape, *_):
+        found, own = torch.full(shape, first, dtype=torch.float64), next(drawing, ())
+        found[..., : len(own)] = torch.tensor(own, dtype=torch.float64)
         return found
 
-    monkeypatch.setattr(optimized_speculative, "uniforms", uniforms)
-    target, text = cached(models()[0]), PROMPT[0].tolist()
-    target.hidden_layers = (0, 1)
-    settings = DecodeSettings(LONG, SETTINGS)
+    monkeypatch.setattr(loop, "uniforms", uniforms)
     try:
-        for round_ in optimized_speculative.speculative_decode(target, case.make(), PROMPT, case.k, settings, accept):
-            text += round_.tokens
+        for made in decode(accept):
+            before.append(made)
     except Reached:
-        draft, logits, sampling, _ = handed[-1]
-        return Asked(tuple(text), draft, logits, sampling)
+        return before, handed[-1]
     raise AssertionError("the loop ended")
+
+
+def asked(monkeypatch, case: Case, rule: str, first: float, numbers: list[float]) -> Asked:
+    """What the loop asks the rule in its second round, drafted with these numbers. Before it all are `first`."""
+    target, settings = cached(models()[0]), DecodeSettings(LONG, SETTINGS)
+    target.hidden_layers = (0, 1)
+    decode = functools.partial(optimized_speculative.speculative_decode, target, case.make(), PROMPT, case.k, settings)
+    before, given = second_round(monkeypatch, optimized_speculative, first, [numbers], rule_of(rule).accept, decode)
+    return Asked((*PROMPT[0].tolist(), *tokens_of(before)), *given[:3])
 
 
 class Found(NamedTuple):
@@ -286,24 +296,26 @@ def enumerated(monkeypatch, case: Case, rule: str, first: float, end: float, pie
             assert handed == pytest.approx([*itertools.chain(*laws)], abs=off), "other laws are handed over"
         drafts.append((tokens, draft.probs is None))
         sides = case.sides(rule, text, draft, laws) if case.sides else sides_of(text, draft, laws, pieces_of)
-        cells = list(itertools.product(*sides))
-        points = torch.tensor([[piece.at(end) for piece in cell] for cell in cells], dtype=torch.float64)
-        parts = {name: part for name, part in vars(draft).items() if isinstance(part, torch.Tensor)}
-        many = replace(draft, **{name: part.expand(len(cells), *part.shape[1:]) for name, part in parts.items()})
-        result = rule_of(rule).accept(many, logits.expand(len(cells), -1, -1), sampling, points)
-        for cell, decided in zip(cells, fetch(many, result), strict=True):
-            chance = one.chance
-            for piece in cell:
-                chance *= piece.size
-            block = tuple(decided.tokens)
-            law[block] = law.get(block, 0.0) + chance
-            tally["drafted"] += n
-            tally["accepted"] += decided.n_accepted
-            tally["rejected"] += decided.n_rejected
-            tally["partial"] += decided.n_accepted > 0 and decided.n_rejected > 0
-            tally["bonus"] += decided.n_accepted > 0 and not decided.n_rejected
+        for block, chance, happened in judged(rule_of(rule).accept, draft, logits, sampling, sides, end):
+            law[block] = law.get(block, 0.0) + one.chance * chance
+            tally.update(happened)
     assert sum(law.values()) == pytest.approx(1, abs=1e-9)
     return Found(law, text, tally, drafts)
+
+
+def judged(
+    accept: AcceptRule, draft: Draft, logits: torch.Tensor, sampling: Sampling, sides: list[list[Piece]], end: float
+) -> Iterator[tuple[Text, float, dict[str, int]]]:
+    """Yield every outcome of the rule on one row: (tokens, its probability, what happened)."""
+    cells = list(itertools.product(*sides))
+    points = torch.tensor([[piece.at(end) for piece in cell] for cell in cells], dtype=torch.float64)
+    parts = {name: part for name, part in vars(draft).items() if isinstance(part, torch.Tensor)}
+    many = replace(draft, **{name: part.expand(len(cells), *part.shape[1:]) for name, part in parts.items()})
+    result = accept(many, logits.expand(len(cells), -1, -1), sampling, points)
+    for cell, decided in zip(cells, fetch(many, result), strict=True):
+        a, r = decided.n_accepted, decided.n_rejected
+        happened = (draft.tokens.shape[1], a, r, a > 0 < r, a > 0 == r)
+        yield tuple(decided.tokens), math.prod(piece.size for piece in cell), dict(zip(KINDS, happened, strict=True))
 
 
 class TargetRows(dict):
@@ -316,7 +328,10 @@ class TargetRows(dict):
 TARGET = Tables(IDS, 0, TargetRows(), {})
 
 
-def assert_same_law(found: Law, right: Law) -> None:
+def assert_targets_law(law: Law, text: Text) -> None:
+    """Of a round after this text, with the target's own tokens after those that it commits."""
+    length = max(map(len, law))
+    found, right = completed(law, TARGET, text, length), target_law(TARGET, text, length)
     assert set(found) <= set(right), "a token of probability 0 was committed"
     for tokens, chance in right.items():
         assert found.get(tokens, 0.0) == pytest.approx(chance, abs=OFF[ENGINE]), tokens
@@ -372,8 +387,7 @@ def assert_lossless(case: Case, rule: str, monkeypatch, pieces_of: Pieces = toke
     tally, lengths, texts = Counter[str](), set(), set()
     for first, end in itertools.product(case.first, ENDS):
         found = enumerated(monkeypatch, case, rule, first, end, pieces_of)
-        length = max(map(len, found.law))
-        assert_same_law(completed(found.law, TARGET, found.text, length), target_law(TARGET, found.text, length))
+        assert_targets_law(found.law, found.text)
         tally += found.tally
         lengths |= {len(tokens) for tokens, _ in found.drafts}
         texts.add(found.text)

@@ -208,8 +208,7 @@ def _on_budget(
         drafted = budget.lengths()
         return drafted, most if budget.rule == PUBLISHED else drafted
     passes = [0] * len(most)
-    while budget.goes_on():
-        asked = budget.drafting
+    while any(asked := budget.drafting):
         budget.admits([said[row][passes[row]] if goes else 0.0 for row, goes in enumerate(asked)])
         passes = [n + goes for n, goes in zip(passes, asked, strict=True)]
     return budget.verified(), passes

@@ -17,8 +17,10 @@ was accepted earlier, after such probabilities and by depth. Whether a token is 
 itself, so the output stays exact; nothing else may be dropped once it is drawn (docs/chapters/09-stop-when-unsure.md).
 """
 
+import itertools
+import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,86 +72,62 @@ class Budget:
     def begin(self, most: Sequence[int], n_texts: int) -> None:
         """A step over so many texts begins. most: tokens that each row may draft; 0 for a row without a text."""
         self.most, self.drawn = [min(n, self.longest) for n in most], [0] * len(most)
-        self.n_texts = max(1, n_texts)
+        self.n_texts = 1 if self.rule == EACH else max(1, n_texts)
         chain = self.seen.chain(self.longest)
         self.accepts = [chain.copy() for _ in most]  # how likely each token of each row is accepted
         self._tops: list[list[float]] = [[] for _ in most]  # what the draft has said of them
-        n = 1 if self.rule == EACH else self.n_texts
-        seconds, tokens = self.costs.of_length(n, self.longest), expected_tokens(chain)
-        self.rate, shorter = max((n * tokens[i] / seconds[i], -i) for i in range(self.longest + 1))
+        seconds, tokens = self.costs.of_length(self.n_texts, self.longest), expected_tokens(chain)
+        self.rate, shorter = max((self.n_texts * tokens[i] / seconds[i], -i) for i in range(self.longest + 1))
         self._tries = self._n_idle >= PAUSE - 1  # one token of one row, again
-        self._further = [self.longest if self.rule == PUBLISHED else int(self._tries) or -shorter] * len(most)
-
-    def goes_on(self) -> bool:
-        """Tell whether some row drafts a further token; `drafting` says which rows do. The first token of a draft is
-        asked of all rows or of none: nothing sets them apart."""
-        pairs = zip(self.most, self.drawn, self._further, strict=True)
-        self.most = [most if more > 0 else drawn for most, drawn, more in pairs]
-        return any(self.drafting)
+        first = self.longest if self.rule == PUBLISHED else int(self._tries) or -shorter
+        self._wanted = [min(n, first) for n in self.most]  # as many tokens as each row is to draft, as known so far
 
     @property
     def drafting(self) -> list[bool]:
-        return [drawn < most for drawn, most in zip(self.drawn, self.most, strict=True)]
+        """Which rows draft a further token. The first one is asked of all rows or of none: nothing sets them apart."""
+        return [drawn < wanted for drawn, wanted in zip(self.drawn, self._wanted, strict=True)]
 
     def admits(self, tops: Sequence[float]) -> list[bool]:
         """Tell which rows verify a further token. tops: the draft's largest probability there, by row: the token may be
         judged by that and by what was before it."""
-        kept = self.drafting
-        for row in (row for row, asked in enumerate(kept) if asked):
-            self.accepts[row][self.drawn[row]] = self.seen.given(tops[row]).rate
-            self._tops[row].append(tops[row])
+        asked = self.drafting
+        for row, of_row in enumerate(asked):
+            if of_row:
+                self.accepts[row][self.drawn[row]] = self.seen.given(tops[row]).rate
+                self._tops[row].append(tops[row])
+            else:
+                self.most[row] = self.drawn[row]  # its draft has ended
         if self._tries:
-            kept, self._further = [row == kept.index(True) for row in range(len(kept))], [0] * len(kept)
+            self._wanted = [int(row == asked.index(True)) for row in range(len(asked))]
         elif self.rule == OWN:
-            worth = self._worth(next_is_paid=True)
-            kept, self._further = [n > 0 for n in worth], [n - 1 for n in worth]
-        pairs = zip(self.most, self.drawn, kept, strict=True)
-        self.most = [most if keeps else drawn for most, drawn, keeps in pairs]
+            self._wanted = self._worth(n_made=1)
+        kept = self.drafting
         self.drawn = [drawn + keeps for drawn, keeps in zip(self.drawn, kept, strict=True)]
         if self.rule == EACH and not self._tries:
-            self._further = self._worth()
+            self._wanted = self._worth()
         return kept
 
     def lengths(self) -> list[int]:
         """Decide before anything is drafted, for drafters that are not asked in between."""
         if self._tries:
-            self.most = [int(row == self.most.index(max(self.most))) and min(n, 1) for row, n in enumerate(self.most)]
-        self.drawn = self.most if self._tries or self.rule == PUBLISHED else self._worth()
+            self.drawn[self.most.index(max(self.most))] = min(1, max(self.most))
+        else:
+            self.drawn = self.most if self.rule == PUBLISHED else self._worth()
         return self.verified()
 
-    def _worth(self, next_is_paid: bool = False) -> list[int]:
-        """Return how many further tokens of each row are worth their seconds. next_is_paid: the draft has made the
-        probabilities of the next ones already."""
-        costs, drawn, every, worth = self.costs, self.drawn, range(len(self.drawn)), [0] * len(self.drawn)
-        for rows, n_texts in [([row], 1) for row in every] if self.rule == EACH else [(every, self.n_texts)]:
-            found, total = self._by_survival(rows, drawn, self.most), sum(drawn[row] for row in rows)
-            deepest, everything = max(drawn[row] for row in rows), sum(one[0] for one in found)
-            gained, draft, in_pass = 0.0, 0.0, [0] * self.longest  # of the draft, rows so far
-            best, n = -self.rate * costs.verify(n_texts, total, deepest), 0
-            for i, (survival, row, depth) in enumerate(found, 1):
-                n_before, in_pass[depth] = in_pass[depth], in_pass[depth] + 1
-                if not next_is_paid or depth > drawn[row]:
-                    draft += costs.drafting(n_texts, n_before + 1) - costs.drafting(n_texts, n_before)
-                gained, deepest = gained + survival, max(deepest, depth + 1)
-                price = self.rate * (draft + costs.verify(n_texts, total + i, deepest))
+    def _worth(self, n_made: int = 0) -> list[int]:
+        """Return how many tokens of each row are drawn or worth their seconds. n_made: further ones whose probabilities
+        the draft has made already."""
+        lengths, every = self.drawn, range(len(self.drawn))
+        for rows in [[row] for row in every] if self.rule == EACH else [every]:
+            best = -math.inf
+            for sizes, gained, everything, seconds in self._steps(rows, lengths, self.most, n_made):
+                price = self.rate * seconds
                 if gained - price > best:
-                    best, n = gained - price, i
+                    best, lengths = gained - price, sizes.copy()
                 elif everything - price <= best:
                     break  # no further token makes the step shorter
-            for _, row, _ in found[:n]:
-                worth[row] += 1
-        return worth
-
-    def _by_survival(self, rows: Iterable[int], first: list[int], last: list[int]) -> list[tuple[float, int, int]]:
-        """Return (survival, row, depth) of the tokens from `first` to `last` of each row, by falling survival."""
-        found: list[tuple[float, int, int]] = []
-        for row in rows:
-            survival = 1.0
-            for depth, accept in enumerate(self.accepts[row][: last[row]]):
-                survival *= accept
-                if depth >= first[row]:
-                    found.append((survival, row, depth))
-        return sorted(found, key=operator.itemgetter(0), reverse=True)
+        return lengths
 
     def verified(self) -> list[int]:
         """Return how many of its tokens each row verifies: all that it has drawn, except where the rule is published.
@@ -159,17 +137,33 @@ class Budget:
         """
         if self.rule == PUBLISHED:
             passes = [self.costs.drafting(self.n_texts, sum(n > i for n in self.drawn)) for i in range(self.longest)]
-            fixed, rows, sizes = self.costs.outside + sum(passes), range(len(self.drawn)), [0] * len(self.drawn)
-            found = self._by_survival(rows, sizes, self.drawn)
-            self.drawn, gained, rate = sizes.copy(), 0.0, 0.0
-            for survival, row, _ in [(0.0, 0, 0), *found]:
-                sizes[row], gained = sizes[row] + (survival > 0), gained + survival
-                before, seconds = rate, fixed + self.costs.verify(self.n_texts, sum(sizes), max(sizes))
-                if (rate := (self.n_texts + gained) / seconds) < before:
+            fixed, rate, rows = self.costs.outside + sum(passes), 0.0, range(len(self.drawn))
+            for sizes, gained, _, seconds in self._steps(rows, [0] * len(rows), self.drawn, self.longest):
+                before, rate = rate, (self.n_texts + gained) / (fixed + seconds)
+                if rate < before:
                     break
                 self.drawn = sizes.copy()
         self._n_idle = 0 if any(self.drawn) else self._n_idle + 1
         return self.drawn
+
+    def _steps(
+        self, rows: Sequence[int], first: list[int], last: list[int], n_made: int
+    ) -> Iterator[tuple[list[int], float, float, float]]:
+        """Yield steps with none, one, two, ... of the tokens from `first` to `last` of these rows, by falling survival:
+        (tokens of each row, sum of their survivals, that of all, seconds). The draft has made n_made tokens of each."""
+        survivals = {row: [*itertools.accumulate(self.accepts[row][: last[row]], operator.mul)] for row in rows}
+        found = [(survivals[row][depth], row, depth) for row in rows for depth in range(first[row], last[row])]
+        found.sort(key=operator.itemgetter(0), reverse=True)
+        sizes, total, deepest = first.copy(), sum(first[row] for row in rows), max(first[row] for row in rows)
+        everything, gained, draft = sum(survival for survival, *_ in found), 0.0, 0.0
+        yield sizes, gained, everything, self.costs.verify(self.n_texts, total, deepest)
+        in_pass = [0] * self.longest  # of the draft, rows so far
+        for n, (survival, row, depth) in enumerate(found, total + 1):
+            n_before, in_pass[depth] = in_pass[depth], in_pass[depth] + 1
+            if depth >= first[row] + n_made:
+                draft += self.costs.drafting(self.n_texts, n_before + 1) - self.costs.drafting(self.n_texts, n_before)
+            sizes[row], gained, deepest = depth + 1, gained + survival, max(deepest, depth + 1)
+            yield sizes, gained, everything, draft + self.costs.verify(self.n_texts, n, deepest)
 
     def observe(self, decided: Mapping[int, Any]) -> None:
         """Count what was tested: the accepted tokens of each row and the first rejected one."""

@@ -105,9 +105,9 @@ class BatchedModelDrafter:
             self.budget.begin(k, n_texts)
         drawn: list[Drawn] = []
         for i in range(n):
-            if self.budget and not self.budget.goes_on():
-                break
             drafting = self.budget.drafting if self.budget else [i < most for most in k]
+            if not any(drafting):
+                break
             logits = self._next_logits(drafting, drawn)
             step = draw_draft(logits, self._sampling, uniforms[:, i])
             if self.budget:

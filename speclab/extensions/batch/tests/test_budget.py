@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter
 from speclab.core.accept import accept_from_logits
-from speclab.core.rounds import DecodeSettings, Draft, fetch, tokens_of
+from speclab.core.rounds import DecodeSettings, Draft, tokens_of
 from speclab.drafts.lengths import PAUSE, WEIGHT, AutoLength, RoundCosts
 from speclab.extensions.batch.decoding import texts
 from speclab.extensions.batch.decoding.batched_model import BatchedModel
@@ -24,16 +24,16 @@ from speclab.extensions.batch.decoding.loops import speculative_decode_batch
 from speclab.extensions.batch.decoding.texts import Request
 from speclab.extensions.batch.tests.test_batch_loops import alone, by_text, of_batch, pair, requests, with_drafter
 from tests import test_filtered_laws as laws
-from tests.test_exact import completed, target_law, token_pieces
-from tests.test_filtered_laws import ENDS, KINDS, PROMPT, SETTINGS, TARGET, Reached
+from tests.test_exact import token_pieces
+from tests.test_filtered_laws import ENDS, KINDS, PROMPT, SETTINGS
 
 TEXTS = (PROMPT, torch.tensor([[3, 1, 0, 2, 2, 4, 1, 0]]))
 
 
-def costs(verify: float, draft: float, n: int = 200, pads: bool = False) -> StepCosts:
+def costs(verify: float, draft: float, n: int = 200) -> StepCosts:
     """A pass takes a second, and so much more for every token but the first."""
     passes = (1 + verify * np.maximum(0, np.arange(n) - 1)).tolist()
-    return StepCosts(0.1, passes, [0.0] * n, (draft * np.arange(n)).tolist(), pads)
+    return StepCosts(0.1, passes, [0.0] * n, (draft * np.arange(n)).tolist())
 
 
 @given(
@@ -57,22 +57,15 @@ def test_no_other_lengths_of_the_rows_are_worth_more(accepts, steps, most):
     assert worth(budget.lengths()) == pytest.approx(best)
 
 
-def test_padding_is_paid():
-    """Where rows are padded, a token beside a longer row's costs nothing more, and the longest row costs all rows."""
-    for pads, prices in ((False, [2.0, 2.4, 2.6]), (True, [2.4, 2.4, 3.2])):
-        found = [costs(0.2, 0.0, pads=pads).verify(4, *drafted) for drafted in ((2, 1), (4, 1), (5, 2))]
-        assert found == pytest.approx(prices)
-
-
 def test_what_never_pays_is_tried_now_and_then():
     """One token of one row; what it teaches counts."""
     budget, tried = Budget(costs(2.0, 2.0)), []
     for step in range(2 * PAUSE):
         budget.begin([3, 3], 2)
-        if budget.goes_on():
+        if any(budget.drafting):
             tried.append(step)
             assert budget.admits([0.97, 0.5]) == [True, False]
-            assert not budget.goes_on()
+            assert not any(budget.drafting)
             budget.observe({0: SimpleNamespace(n_accepted=1, n_drafted=1)})
         assert sum(budget.verified()) == (step in tried)
     assert tried == [PAUSE - 1, 2 * PAUSE - 1]
@@ -110,43 +103,24 @@ def models() -> list:
     return [laws.cached(model) for model in laws.models()]
 
 
-def asked(monkeypatch, rule: str, first: float, numbers: tuple) -> tuple:
-    """The texts before the second round, and what it asks the accept rule: (texts, draft, logits), drafted with these
-    numbers. Before it all random numbers are `first`."""
-    handed, drawing = [], iter(())
-
-    def accept(*given):
-        nonlocal drawing
-        handed.append(given)
-        drawing = iter(numbers)
-        if len(handed) == 1:
-            return accept_from_logits(*given)
-        raise Reached
-
-    def uniforms(shape, *_):
-        found = torch.full(shape, first, dtype=torch.float64)
-        own = next(drawing, ())
-        found[: len(own)] = torch.tensor(own, dtype=torch.float64)
-        return found
-
-    monkeypatch.setattr(texts, "uniforms", uniforms)
-    target, draft = models()
-    drafter = of_batch(ModelDrafter(draft), 2)
-    longest = 3 if rule == EACH else 2
-    drafter.budget = Budget(PRICES[rule], rule, longest)
-    found = [prompt[0].tolist() for prompt in TEXTS]
-    requests = [Request(prompt, DecodeSettings(laws.LONG, SETTINGS)) for prompt in TEXTS]
-    try:
-        for row, made in speculative_decode_batch(BatchedModel(target, 2), drafter, requests, longest, accept):
-            found[row] += made.tokens
-    except Reached:
-        return [*map(tuple, found)], *handed[-1][:2]
-    raise AssertionError("the loop ended")
-
-
 # Of the published rule with a step, behind which the rate rises again.
 PRICES = {OWN: costs(0.18, 0.1), EACH: costs(0.17, 0.08)}
 PRICES[PUBLISHED] = replace(costs(0, 0.1), target=[1, 1, 1, 1.4, 1.7, 1.75, 2.05])
+
+
+def asked(monkeypatch, rule: str, n: int, first: float, numbers: tuple) -> tuple:
+    """The texts before the second round, and what it asks the accept rule: (texts, draft, logits), drafted with these
+    numbers. Before it all random numbers are `first`. n: tokens of the longest draft."""
+    target, draft = models()
+    drafter = of_batch(ModelDrafter(draft), 2)
+    drafter.budget = Budget(PRICES[rule], rule, n)
+    requests = [Request(prompt, DecodeSettings(laws.LONG, SETTINGS)) for prompt in TEXTS]
+    decode = functools.partial(speculative_decode_batch, BatchedModel(target, 2), drafter, requests, n)
+    before, given = laws.second_round(monkeypatch, texts, first, numbers, accept_from_logits, decode)
+    found = [prompt[0].tolist() for prompt in TEXTS]
+    for row, made in before:
+        found[row] += made.tokens
+    return [*map(tuple, found)], *given[:2]
 
 
 @pytest.mark.parametrize("rule", PRICES)
@@ -155,39 +129,26 @@ def test_each_of_two_rows_keeps_the_targets_law(rule, monkeypatch):
     of a row are verified depends on what both have drawn; with `each`, on what it has drawn itself, so its numbers may
     stand beside any ones of the other row."""
     tally, sizes = Counter(), set()
+    n, beside = (3, itertools.zip_longest) if rule == EACH else (2, itertools.product)
     for first, end in itertools.product((0.2, 0.5), ENDS):
-        before = asked(monkeypatch, rule, first, ())[0]
-        found = [{}, {}]
-        rows = [laws.drawn(2 + (rule == EACH), laws.draft_row, text) for text in before]
-        for both in itertools.zip_longest(*rows) if rule == EACH else itertools.product(*rows):
-            numbers = tuple([piece.at(end) for piece in one.numbers] if one else () for one in both)
-            _, draft, logits = asked(monkeypatch, rule, first, numbers)
+        before = asked(monkeypatch, rule, n, first, ())[0]
+        found = [Counter(), Counter()]
+        for both in beside(*(laws.drawn(n, laws.draft_row, text) for text in before)):
+            numbers = [[piece.at(end) for piece in one.numbers] if one else [] for one in both]
+            _, draft, logits = asked(monkeypatch, rule, n, first, numbers)
             sizes.add(tuple(draft.size.tolist()))
             for row, one in ((row, one) for row, one in enumerate(both) if one):
-                chance = one.chance if rule == EACH else both[0].chance * both[1].chance
-                n = int(draft.size[row])
-                probs = None if draft.probs is None else draft.probs[[row], :n]  # None: no row drafts
-                own = Draft(draft.tokens[[row], :n], draft.size[[row]], probs)
-                assert tuple(own.tokens[0].tolist()) == one.tokens[:n]
-                for tokens, of_block, decided in judged(own, logits[[row], : n + 1], before[row], one.laws[:n], end):
-                    found[row][tokens] = found[row].get(tokens, 0.0) + chance * of_block
-                    tally.update(decided)
+                chance, size = one.chance if rule == EACH else both[0].chance * both[1].chance, int(draft.size[row])
+                probs = None if draft.probs is None else draft.probs[[row], :size]  # None: no row drafts
+                own = Draft(draft.tokens[[row], :size], draft.size[[row]], probs)
+                assert tuple(own.tokens[0].tolist()) == one.tokens[:size]
+                sides = laws.sides_of(before[row], own, one.laws[:size], token_pieces)
+                given = accept_from_logits, own, logits[[row], : size + 1], SETTINGS
+                for tokens, of_block, happened in laws.judged(*given, sides, end):
+                    found[row][tokens] += chance * of_block
+                    tally.update(happened)
         for law, text in zip(found, before, strict=True):
-            length = max(map(len, law))
-            laws.assert_same_law(completed(law, TARGET, text, length), target_law(TARGET, text, length))
+            laws.assert_targets_law(law, text)
     assert min(tally[kind] for kind in KINDS) > 0, tally
     assert len(sizes) > 2
-    assert len({a for a, b in sizes}) > 1 < len({b for a, b in sizes})
-
-
-def judged(draft: Draft, logits: torch.Tensor, text, rows, end: float):
-    """Every outcome of the accept rule on one row: (tokens, its probability, what happened)."""
-    cells = list(itertools.product(*laws.sides_of(text, draft, rows, token_pieces)))
-    points = torch.tensor([[piece.at(end) for piece in cell] for cell in cells], dtype=torch.float64)
-    parts = {name: part.expand(len(cells), *part.shape[1:]) for name, part in vars(draft).items() if part is not None}
-    many = replace(draft, **parts)
-    result = accept_from_logits(many, logits.expand(len(cells), -1, -1), SETTINGS, points)
-    for cell, decided in zip(cells, fetch(many, result), strict=True):
-        n, a, r = decided[1:4]
-        what = {"drafted": n, "accepted": a, "rejected": r, "partial": a > 0 < r, "bonus": a > 0 == r}
-        yield tuple(decided.tokens), float(np.prod([piece.size for piece in cell])), what
+    assert all(len(set(of_row)) > 1 for of_row in zip(*sizes, strict=True))
