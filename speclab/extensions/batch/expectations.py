@@ -153,61 +153,55 @@ def simulate(
     where it is measured, this wait crowds the machine and is no part of a user's own speed."""
     random, n = np.random.default_rng(0), len(traces)
     coins = [random.random(len(trace.accepts)) for trace in traces]  # of each token of a text, whoever drafts it
-    arrival = [*(arrivals or [0.0] * n), np.inf]
-    budget = Budget(costs, rule if rule not in (FIXED, ORACLE) else OWN, max(k, 1))
-    rows: dict[int, tuple[int, int]] = {}  # text, its tokens so far
+    arrival, at = [*(arrivals or [0.0] * n), np.inf], [1] * n  # at: tokens of each text so far
+    budget = Budget(costs, OWN if rule in (FIXED, ORACLE) else rule, max(k, 1))
+    rows = dict[int, int]()  # row -> its text
     coming, clock = 0, 0.0
     sums = np.zeros(4)  # over the steps that count: tokens, seconds, seconds of each text, texts
     while coming < n or rows:
         for row in range(n_rows):
             if row not in rows and arrival[coming] <= clock:
                 clock += prefills[coming] if prefills else 0.0
-                rows[row], coming = (coming, 1), coming + 1
+                rows[row], coming = coming, coming + 1
         if not rows:
             clock = arrival[coming]
             continue
         most, right = [0] * n_rows, [0] * n_rows  # drafted tokens at most, and accepted if all of them were drafted
-        for row, (text, at) in rows.items():
-            known = traces[text].accepts[at]
-            most[row] = min(k, len(coins[text]) - at - 1, len(known))
-            kept = coins[text][at : at + most[row]] < known[: most[row]]
-            right[row] = int(np.append(kept, False).argmin())
-        drafted: Sequence[int] = most  # tokens of each row that are verified
-        passes: Sequence[int] = most  # of the draft, for each row
+        for row, text in rows.items():
+            known, coin = traces[text].accepts[at[text]], coins[text][at[text] :]
+            most[row] = min(k, len(coin) - 1, len(known))
+            right[row] = int(np.append(coin[: most[row]] < known[: most[row]], False).argmin())
+        drafted = passes = most  # tokens of each row that are verified; passes of the draft for it
         if rule == ORACLE:
             budget.begin(right, len(rows))
             budget.accepts = [[1 - 1e-9] * max(k, 1)] * n_rows  # the first tokens of all rows come first
             budget.rate = sums[0] / sums[1] if sums[1] else len(rows) / costs.of_length(len(rows), 0)[0]
             drafted = passes = budget.lengths()
         elif rule != FIXED:
-            said = {row: traces[text].tops[at] for row, (text, at) in rows.items() if traces[text].tops}
-            drafted, passes = _on_budget(budget, most, len(rows), said)
+            budget.begin(most, len(rows))
+            said = {row: traces[text].tops[at[text]] for row, text in rows.items() if traces[text].tops}
+            drafted, passes = _decided(budget, said)
             found = {row: SimpleNamespace(n_accepted=min(right[row], n), n_drafted=n) for row, n in enumerate(drafted)}
             budget.observe({row: found[row] for row in rows})
-        drafting = sum(costs.drafting(len(rows), sum(of_row > i for of_row in passes)) for i in range(k))
-        taken = costs.outside + drafting + costs.verify(len(rows), sum(drafted), max(drafted))
+        taken = costs.outside + costs.drafts(len(rows), passes) + costs.verify(len(rows), sum(drafted), max(drafted))
         clock += taken
         new = {row: 1 + min(right[row], drafted[row]) for row in rows}
         if arrivals or len(rows) == n_rows:
             sums += sum(new.values()), taken, taken * len(rows), len(rows)
         for row, n_new in new.items():
-            text, at = rows[row]
-            rows[row] = (text, at + n_new)
-            if at + n_new >= len(coins[text]):
+            at[rows[row]] += n_new
+            if at[rows[row]] >= len(coins[rows[row]]):
                 del rows[row]
     tokens, seconds, text_seconds, text_steps = sums.tolist()
     return Simulated(tokens / seconds, tokens / text_seconds, tokens / text_steps)
 
 
-def _on_budget(
-    budget: Budget, most: Sequence[int], n_texts: int, said: dict[int, Sequence[float]]
-) -> tuple[Sequence[int], Sequence[int]]:
-    """Ask the rule as a drafter does.  said: the draft's largest probabilities, by row."""
-    budget.begin(most, n_texts)
+def _decided(budget: Budget, said: dict[int, Sequence[float]]) -> tuple[list[int], list[int]]:
+    """Ask the rule as a drafter does.  said: the draft's largest probabilities, by row.  -> tokens, passes"""
     if not said:
         drafted = budget.lengths()
-        return drafted, most if budget.rule == PUBLISHED else drafted
-    passes = [0] * len(most)
+        return drafted, budget.most if budget.rule == PUBLISHED else drafted
+    passes = [0] * len(budget.most)
     while any(asked := budget.drafting):
         budget.admits([said[row][passes[row]] if goes else 0.0 for row, goes in enumerate(asked)])
         passes = [n + goes for n, goes in zip(passes, asked, strict=True)]

@@ -20,12 +20,12 @@ itself, so the output stays exact; nothing else may be dropped once it is drawn 
 import itertools
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from speclab.core.drafter import Drafter, Wrapper
-from speclab.drafts.lengths import LONGEST, PAUSE, Acceptance, expected_tokens
+from speclab.drafts.lengths import LONGEST, PAUSE, Acceptance, Tally, expected_tokens
 
 OWN, EACH, PUBLISHED = RULES = ("auto", "each", "published")  # as -k has them
 
@@ -53,6 +53,10 @@ class StepCosts:
         """Of drafting one more token in some of the rows."""
         return self.draft[n_texts if self.pads and n_drafting else n_drafting]
 
+    def drafts(self, n_texts: int, lengths: Sequence[int]) -> float:
+        """Of drafting so many tokens in each row."""
+        return sum(self.drafting(n_texts, sum(n > i for n in lengths)) for i in range(max(lengths)))
+
     def of_length(self, n_texts: int, longest: int) -> list[float]:
         """Of steps in which each row drafts 0, 1, ... tokens."""
         draft = self.drafting(n_texts, n_texts)
@@ -75,7 +79,7 @@ class Budget:
         self.n_texts = 1 if self.rule == EACH else max(1, n_texts)
         chain = self.seen.chain(self.longest)
         self.accepts = [chain.copy() for _ in most]  # how likely each token of each row is accepted
-        self._tops: list[list[float]] = [[] for _ in most]  # what the draft has said of them
+        self._said: list[list[Tally]] = [[] for _ in most]  # what was accepted where the draft said what it says here
         seconds, tokens = self.costs.of_length(self.n_texts, self.longest), expected_tokens(chain)
         self.rate, shorter = max((self.n_texts * tokens[i] / seconds[i], -i) for i in range(self.longest + 1))
         self._tries = self._n_idle >= PAUSE - 1  # one token of one row, again
@@ -93,8 +97,8 @@ class Budget:
         asked = self.drafting
         for row, of_row in enumerate(asked):
             if of_row:
-                self.accepts[row][self.drawn[row]] = self.seen.given(tops[row]).rate
-                self._tops[row].append(tops[row])
+                self._said[row].append(self.seen.given(tops[row]))
+                self.accepts[row][self.drawn[row]] = self._said[row][-1].rate
             else:
                 self.most[row] = self.drawn[row]  # its draft has ended
         if self._tries:
@@ -115,20 +119,6 @@ class Budget:
             self.drawn = self.most if self.rule == PUBLISHED else self._worth()
         return self.verified()
 
-    def _worth(self, n_made: int = 0) -> list[int]:
-        """Return how many tokens of each row are drawn or worth their seconds. n_made: further ones whose probabilities
-        the draft has made already."""
-        lengths, every = self.drawn, range(len(self.drawn))
-        for rows in [[row] for row in every] if self.rule == EACH else [every]:
-            best = -math.inf
-            for sizes, gained, everything, seconds in self._steps(rows, lengths, self.most, n_made):
-                price = self.rate * seconds
-                if gained - price > best:
-                    best, lengths = gained - price, sizes.copy()
-                elif everything - price <= best:
-                    break  # no further token makes the step shorter
-        return lengths
-
     def verified(self) -> list[int]:
         """Return how many of its tokens each row verifies: all that it has drawn, except where the rule is published.
 
@@ -136,43 +126,54 @@ class Budget:
         of all would be to look at survivals that depend on the token to be judged.
         """
         if self.rule == PUBLISHED:
-            passes = [self.costs.drafting(self.n_texts, sum(n > i for n in self.drawn)) for i in range(self.longest)]
-            fixed, rate, rows = self.costs.outside + sum(passes), 0.0, range(len(self.drawn))
-            for sizes, gained, _, seconds in self._steps(rows, [0] * len(rows), self.drawn, self.longest):
-                before, rate = rate, (self.n_texts + gained) / (fixed + seconds)
-                if rate < before:
-                    break
-                self.drawn = sizes.copy()
+            fixed = self.costs.outside + self.costs.drafts(self.n_texts, self.drawn)
+            self.most, self.drawn = self.drawn, [0] * len(self.drawn)
+            self.drawn = self._surest(slice(None), self.longest, fixed)
         self._n_idle = 0 if any(self.drawn) else self._n_idle + 1
         return self.drawn
 
-    def _steps(
-        self, rows: Sequence[int], first: list[int], last: list[int], n_made: int
-    ) -> Iterator[tuple[list[int], float, float, float]]:
-        """Yield steps with none, one, two, ... of the tokens from `first` to `last` of these rows, by falling survival:
-        (tokens of each row, sum of their survivals, that of all, seconds). The draft has made n_made tokens of each."""
-        survivals = {row: [*itertools.accumulate(self.accepts[row][: last[row]], operator.mul)] for row in rows}
-        found = [(survivals[row][depth], row, depth) for row in rows for depth in range(first[row], last[row])]
+    def _worth(self, n_made: int = 0) -> list[int]:
+        """Return how many tokens of each row are drawn or worth their seconds."""
+        every = [slice(i, i + 1) for i in range(len(self.drawn))] if self.rule == EACH else [slice(None)]
+        return [n for rows in every for n in self._surest(rows, n_made)]
+
+    def _surest(self, rows: slice, n_made: int, fixed: float | None = None) -> list[int]:
+        """Return how many tokens each of these rows has with those that are added by falling survival.
+
+        n_made: of each row, further tokens whose probabilities the draft has made already. fixed: seconds of the step
+        besides what these take, for the rule that looks at the rate of this step alone.
+        """
+        first, found = self.drawn[rows], list[tuple[float, int, int]]()
+        for row, (chain, most) in enumerate(zip(self.accepts[rows], self.most[rows], strict=True)):
+            survivals = enumerate(itertools.accumulate(chain[:most], operator.mul))
+            found += [(survival, row, depth) for depth, survival in survivals if depth >= first[row]]
         found.sort(key=operator.itemgetter(0), reverse=True)
-        sizes, total, deepest = first.copy(), sum(first[row] for row in rows), max(first[row] for row in rows)
-        everything, gained, draft = sum(survival for survival, *_ in found), 0.0, 0.0
-        yield sizes, gained, everything, self.costs.verify(self.n_texts, total, deepest)
-        in_pass = [0] * self.longest  # of the draft, rows so far
-        for n, (survival, row, depth) in enumerate(found, total + 1):
-            n_before, in_pass[depth] = in_pass[depth], in_pass[depth] + 1
-            if depth >= first[row] + n_made:
-                draft += self.costs.drafting(self.n_texts, n_before + 1) - self.costs.drafting(self.n_texts, n_before)
-            sizes[row], gained, deepest = depth + 1, gained + survival, max(deepest, depth + 1)
-            yield sizes, gained, everything, draft + self.costs.verify(self.n_texts, n, deepest)
+        drafting = [self.costs.drafting(self.n_texts, n) for n in range(len(first) + 1)]
+        sizes, in_pass = first.copy(), [0] * self.longest  # in_pass: of the draft, rows so far
+        best, everything, gained, draft, deepest = -math.inf, sum(one[0] for one in found), 0.0, 0.0, max(first)
+        for n, one in enumerate([None, *found], sum(first)):
+            if one:
+                survival, row, depth = one
+                if depth >= first[row] + n_made:
+                    draft += drafting[in_pass[depth] + 1] - drafting[in_pass[depth]]
+                in_pass[depth] += 1
+                sizes[row], gained, deepest = depth + 1, gained + survival, max(deepest, depth + 1)
+            seconds = draft + self.costs.verify(self.n_texts, n, deepest)
+            worth, at_most = gained - self.rate * seconds, everything - self.rate * seconds
+            if fixed is not None:
+                worth = at_most = (self.n_texts + gained) / (fixed + seconds)
+            if worth > best or (worth == best and fixed is not None):
+                best, chosen = worth, sizes.copy()
+            elif at_most <= best:
+                break  # no further token makes the step shorter, or the rate falls
+        return chosen
 
     def observe(self, decided: Mapping[int, Any]) -> None:
         """Count what was tested: the accepted tokens of each row and the first rejected one."""
         for row, of_row in decided.items():
-            n_accepted, tops = of_row.n_accepted, self._tops[row]
-            for depth in range(min(n_accepted + 1, of_row.n_drafted)):  # a draft may be shorter than allowed
-                self.seen.depths[min(depth, LONGEST - 1)].add(depth < n_accepted)
-                if tops:
-                    self.seen.given(tops[depth]).add(depth < n_accepted)
+            for depth in range(min(of_row.n_accepted + 1, of_row.n_drafted)):  # a draft may be shorter than allowed
+                for tally in (self.seen.depths[min(depth, LONGEST - 1)], *self._said[row][depth : depth + 1]):
+                    tally.add(depth < of_row.n_accepted)
 
 
 class Budgeted(Wrapper):
