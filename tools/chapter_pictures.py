@@ -2,15 +2,13 @@
 chapter, and none is measured. The solutions of the exercises make the numbers, so a picture says what these say.
 """
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 
 from solutions import ex09_stop_when_unsure as ex09
 from solutions import ex13_batch_knee as ex13
 from speclab.present import pictures
-from speclab.present.pictures import Figure, NullLocator, plt
-from speclab.system.files import write_whole
+from speclab.present.pictures import Figure, NullLocator
 
 BLUE, ORANGE, GREEN, PINK, *_, BLACK = pictures.COLOURS
 GREY = "#BBBBBB"
@@ -124,7 +122,4 @@ def draw(folder: Path, name: str) -> Path:
     """Paint a picture and write it as folder/name.png.  -> its path"""
     figure = PICTURES[name][1]()
     figure.supxlabel(SOURCE, fontsize=7, color="#555555")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=pictures.DPI, metadata={"Software": None})
-    plt.close(figure)
-    return write_whole(folder / f"{name}.png", buffer.getvalue())
+    return pictures.written(figure, folder / f"{name}.png")

@@ -163,10 +163,15 @@ def save(figure: Figure, run: Head, folder: Path, name: str, beside: Iterable[He
         title = "\n".join(filter(None, [f"{screen.ROUGH} {factor}", figure.get_suptitle()]))
         figure.suptitle(title, fontsize=9, color="#B00020")
     figure.supxlabel("\n".join(dict.fromkeys(map(screen.small_print, runs))), fontsize=7, color="#555555")
+    return written(figure, folder / f"{name}.png")
+
+
+def written(figure: Figure, path: Path) -> Path:
+    """Write the figure as it is, the same bytes each time."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     plt.close(figure)
-    return write_whole(folder / f"{name}.png", buffer.getvalue())
+    return write_whole(path, buffer.getvalue())
 
 
 def comparison(run: ComparisonRun, folder: Path, name: str) -> list[partial[Path | None]]:

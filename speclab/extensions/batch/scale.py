@@ -17,10 +17,9 @@ if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
 import functools
-import io
+import operator
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,52 +36,46 @@ from speclab.system.terminal import say
 
 K, TOKENS, MOST = 7, 128, 512  # drafted tokens of a step; of a text; users
 PAGES = "tokens_per_second_of_user"
-STEPS = (("4096", "plain"), ("4096", "k = 7"), ("1024", "k = 7"))
 STYLES = [*pictures.STYLES, (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3))]
 RULES = {"plain": FIXED, "k = 7": FIXED, "by depth": PUBLISHED, "published": PUBLISHED, "auto": OWN, "oracle": ORACLE}
 
 
 @functools.cache
-def recorded(name: str) -> dict[str, Any]:
-    """Return a record; EnvironmentProblem where it is missing, as beside an installed package."""
+def recorded(name: str = "batch-scale") -> dict[str, Any]:
+    """Return a record, by default of what others have published; EnvironmentProblem where it is missing, as beside an
+    installed package."""
     return read(ROOT / "results" / f"{name}.json", dict)
-
-
-def taken(name: str) -> Any:
-    """Return an entry of the record of what others have published."""
-    return recorded("batch-scale")[name]
 
 
 def machines() -> dict[str, StepCosts]:
     n, rows = np.arange(MOST * (K + 1) + 1), np.arange(MOST + 1)  # tokens and texts of a step
-    roofline, gpu = (recorded(taken("recorded") + ending) for ending in ("-roofline", ""))
+    taken = recorded()
+    roofline, gpu = (recorded(taken["recorded"] + ending) for ending in ("-roofline", ""))
     rates, passes, caches = roofline["ceilings"], [], []
     for model in roofline["models"]:
-        width, seconds, n_bytes, operations = (
-            [one[name] for one in model["passes"]] for name in ("width", "seconds", "bytes", "operations")
-        )
-        passes.append(np.maximum(np.interp(n, width, seconds), n * operations[0] / rates["matrix"]))
-        caches.append((rows - 1) * (n_bytes[0] - model["weight_bytes"]) / rates["matrix_vector"])
+        first, known = model["passes"][0], {one["width"]: one["seconds"] for one in model["passes"]}
+        passes.append(np.maximum(np.interp(n, [*known], [*known.values()]), n * first["operations"] / rates["matrix"]))
+        caches.append((rows - 1) * (first["bytes"] - model["weight_bytes"]) / rates["matrix_vector"])
     of_round = ("accept_at", "rollback", "host", "draft_idle", "draft_catch")
     outside = sum(gpu["costs"][0]["costs"][part] for part in of_round)
-    given, at, length = taken("sheet"), taken("users"), taken("tokens_per_step")
+    given, at, length = taken["sheet"], taken["users"], taken["tokens_per_step"]
     share, everything = given["chosen"] / given["experts"], given["parameters"]
     experts = (everything - given["active"]) / (1 - share)  # parameters; tokens choose evenly
     bytes_read = everything - experts + experts * (1 - (1 - share) ** n) * given["bytes_each_of_experts"]
     sheet = np.maximum(bytes_read / given["bytes"], 2 * given["active"] * n / given["operations"])
+    merged, before = ({rule: 1 / np.array(rates) for rule, rates in of.items()} for of in taken[PAGES].values())
     tokens = [*at, *(users * (K + 1) for users in at[-3:])]
-    plain, fixed, slow = (np.array(taken(PAGES)[f"graphs {most}"][rule]) for most, rule in STEPS)
-    graphs = np.interp(n, tokens, [*1 / plain, *length / fixed[-3:]])
-    beyond = np.where(n < tokens[-2], graphs, np.interp(n, tokens[-2:], length / slow[-2:]))
-    others = {"data sheet": sheet, "graphs 4096": graphs, "graphs 1024": beyond}
-    costs = {"H200": (outside, passes[0], caches[0], (passes[1][rows] + caches[1]) * (rows > 0))}
-    costs |= {name: (0.0, seconds, 0.0 * rows, 0.0 * rows) for name, seconds in others.items()}
+    graphs = np.interp(n, tokens, [*merged["plain"], *length * merged["k = 7"][-3:]])
+    beyond = np.where(n < tokens[-2], graphs, np.interp(n, tokens[-2:], length * before["k = 7"][-2:]))
+    free, drafting = 0.0 * rows, (passes[1][rows] + caches[1]) * (rows > 0)
+    costs = {"H200": (outside, passes[0], caches[0], drafting), "data sheet": (0.0, sheet, free, free)}
+    costs |= {name: (0.0, steps, free, free) for name, steps in zip(taken[PAGES], (graphs, beyond), strict=True)}
     return {name: StepCosts(first, *(part.tolist() for part in parts)) for name, (first, *parts) in costs.items()}
 
 
 def drawn(n_texts: int, n_tokens: int) -> np.ndarray:
     """(texts, tokens, K): how likely each drafted token is accepted if all before it are."""
-    return np.random.default_rng(1).random((n_texts, n_tokens, K)) ** (1 / np.array(taken("accepted")) - 1)
+    return np.random.default_rng(1).random((n_texts, n_tokens, K)) ** (1 / np.array(recorded()["accepted"]) - 1)
 
 
 def simulated(costs: StepCosts, users: int) -> dict[str, Simulated]:
@@ -96,50 +89,46 @@ def simulated(costs: StepCosts, users: int) -> dict[str, Simulated]:
 
 def page(found: dict[str, dict[int, dict[str, Simulated]]]) -> list[Block]:
     """found: by machine and users, what each rule gives."""
-
-    def of(rule: str) -> Cell:
-        return lambda row: "{:,.0f} / {:.1f}".format(*row[2][rule])
-
-    def published(row: tuple) -> str:
-        return str(dict(zip(taken("users"), taken(PAGES)[row[0]]["adaptive"], strict=True)).get(row[1], "-"))
-
-    cells: dict[str, Cell] = {"SIMULATION: tok/s of all / of each": lambda row: f"SIMULATION, {row[0]}"}
-    cells |= {"users": lambda row: str(row[1])} | {rule: of(rule) for rule in RULES}
-    cells["tok/step, published"] = lambda row: f"{row[2]['published'].length:.2f}"
     blocks: list[Block] = [Heading("Scale on paper", 1), "A SIMULATION; see docs/batch-budget.md"]
     for machine, by_users in found.items():
-        rows = [(machine, *of_users) for of_users in by_users.items()]
-        known = cells | ({"vLLM adaptive, of each": published} if machine in taken(PAGES) else {})
-        blocks += [Heading(f"SIMULATION: {machine}"), Table(rows, known)]
+        page = recorded()[PAGES].get(machine, {"adaptive": []})
+        published = dict(zip(recorded()["users"], page["adaptive"], strict=False))
+        rows = [
+            {"SIMULATION: tok/s of all / of each": f"SIMULATION, {machine}", "users": str(users)}
+            | {rule: "{:,.0f} / {:.1f}".format(*of_rule) for rule, of_rule in of_rules.items()}
+            | {"tok/step, published": f"{of_rules['published'].length:.2f}"}
+            | ({"vLLM adaptive, of each": str(published.get(users, "-"))} if published else {})
+            for users, of_rules in by_users.items()
+        ]
+        cells: dict[str, Cell] = {head: operator.itemgetter(head) for head in rows[0]}
+        blocks += [Heading(f"SIMULATION: {machine}"), Table(rows, cells)]
     return blocks
 
 
-def picture(by_users: dict[int, dict[str, Simulated]], costs: StepCosts, path: Path) -> Path:
+def picture(by_users: dict[int, dict[str, Simulated]], costs: StepCosts) -> pictures.Figure:
     """Draw the survival of the tokens of one step with what is verified, and throughput against a user's speed."""
     users, (figure, (left, right)) = max(by_users), pictures.blank(2, 5.6, 4.6)
     accepts = drawn(users, 1)[:, 0].tolist()
     survival = np.sort(np.cumprod(accepts, axis=1), axis=None)[::-1]
     left.plot(survival, color="black", label=f"{users} users, {K} tokens each")
-    for (rule, kind), color, style in zip(RULES.items(), pictures.COLOURS, STYLES, strict=False):
+    for rule, color, style in zip(RULES, pictures.COLOURS, STYLES, strict=False):
         of_all, of_user, _ = zip(*(of_rules[rule] for of_rules in by_users.values()), strict=True)
         right.plot(of_user, of_all, linestyle=style, color=color, label=rule)
         if rule in ("published", "auto"):
-            budget = Budget(costs, kind, K)
+            budget = Budget(costs, RULES[rule], K)
             budget.begin([K] * users, users)
             budget.accepts, budget.rate = accepts, of_all[-1]
             n = sum(budget.lengths())
             left.axvline(n, linestyle=style, color=color, label=f"{rule}: {n} verified, down to {survival[n - 1]:.2f}")
-    for (rule, rates), marker in zip(taken(PAGES)["graphs 4096"].items(), pictures.MARKERS, strict=False):
-        together = np.multiply(taken("users"), rates)
+    for (rule, rates), marker in zip(recorded()[PAGES]["graphs 4096"].items(), pictures.MARKERS, strict=False):
+        together = np.multiply(recorded()["users"], rates)
         right.plot(rates, together, marker, color="black", markersize=4, label=f"vLLM, {rule}")
     left.set(xlabel="drafted tokens of one step, the surest first", ylabel="survival")
     right.set(xlabel="tokens a second of a user", ylabel="tokens a second of all users")
     pictures.logarithmic(right, "x", [30, 50, 100, 200, 300], "{:g}")
-    for axis, what in ((left, "one step"), (right, f"1 to {users} users")):
-        pictures.legend_above(axis, f"SIMULATION: {what}")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=pictures.DPI, metadata={"Software": None})
-    return write_whole(path, buffer.getvalue())
+    pictures.legend_above(left, "SIMULATION: one step")
+    pictures.legend_above(right, f"SIMULATION: 1 to {users} users")
+    return figure
 
 
 @reports_problems
@@ -147,11 +136,11 @@ def main(argv: list[str] | None = None) -> int:
     parsing.make_parser(__doc__ or "", "python -m speclab.extensions.batch.scale").parse_args(argv)
     costs, found = machines(), dict[str, dict[int, dict[str, Simulated]]]()
     for name, of_one in costs.items():
-        most = max(taken("users")) if name in taken(PAGES) else MOST  # users whose steps are known
+        most = max(recorded()["users"]) if name in recorded()[PAGES] else MOST  # users whose steps are known
         found[name] = {users: simulated(of_one, users) for users in (2**i for i in range(10)) if users <= most}
     say(show(page(found)))
     write_whole(OUTPUT / "results" / "batch-scale.md", show(page(found), markdown=True))
-    picture(found["graphs 4096"], costs["graphs 4096"], OUTPUT / "plots" / "batch-scale.png")
+    pictures.written(picture(found["graphs 4096"], costs["graphs 4096"]), OUTPUT / "plots" / "batch-scale.png")
     return 0
 
 

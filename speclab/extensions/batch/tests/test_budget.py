@@ -98,11 +98,6 @@ def test_texts_are_the_baselines(kind, rule):
     assert 0 < tested <= sum(one.n_accepted + one.n_rejected for one in made), "a text's last round is not counted"
 
 
-@functools.cache
-def models() -> list:
-    return [laws.cached(model) for model in laws.models()]
-
-
 # Of the published rule with a step, behind which the rate rises again.
 PRICES = {OWN: costs(0.18, 0.1), EACH: costs(0.17, 0.08)}
 PRICES[PUBLISHED] = replace(costs(0, 0.1), target=[1, 1, 1, 1.4, 1.7, 1.75, 2.05])
@@ -111,16 +106,14 @@ PRICES[PUBLISHED] = replace(costs(0, 0.1), target=[1, 1, 1, 1.4, 1.7, 1.75, 2.05
 def asked(monkeypatch, rule: str, n: int, first: float, numbers: tuple) -> tuple:
     """The texts before the second round, and what it asks the accept rule: (texts, draft, logits), drafted with these
     numbers. Before it all random numbers are `first`. n: tokens of the longest draft."""
-    target, draft = models()
+    target, draft = map(laws.cached, laws.models())
     drafter = of_batch(ModelDrafter(draft), 2)
     drafter.budget = Budget(PRICES[rule], rule, n)
     requests = [Request(prompt, DecodeSettings(laws.LONG, SETTINGS)) for prompt in TEXTS]
     decode = functools.partial(speculative_decode_batch, BatchedModel(target, 2), drafter, requests, n)
     before, given = laws.second_round(monkeypatch, texts, first, numbers, accept_from_logits, decode)
-    found = [prompt[0].tolist() for prompt in TEXTS]
-    for row, made in before:
-        found[row] += made.tokens
-    return [*map(tuple, found)], *given[:2]
+    new = [tokens_of(made for own, made in before if own == row) for row in range(len(TEXTS))]
+    return [(*prompt[0].tolist(), *tokens) for prompt, tokens in zip(TEXTS, new, strict=True)], *given[:2]
 
 
 @pytest.mark.parametrize("rule", PRICES)
