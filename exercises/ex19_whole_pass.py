@@ -15,7 +15,7 @@ def pack(weight: Tensor, lanes: int) -> Tensor:
 
     weight: (rows, columns). lanes: numbers in a register. Block b holds the rows from b * lanes on, as many as there
     are lanes, column by column: [b, j] of the result is one load, column j of these rows. Rows that the last block
-    lacks are 0.
+    lacks are 0, and the type of the numbers stays.
 
     >>> pack(torch.tensor([[1, 2], [3, 4], [5, 6]]), 2)
     tensor([[[1, 3],
@@ -50,8 +50,8 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, whole: int, mask: list[b
 
     query: (head size,), scaled already. keys, values: (rows, head size), of one text. The token reads the first `whole`
     rows, and of the rows behind them row whole + i where mask[i] is true. The answer is the mean of these rows' values,
-    weighted by the softmax of query times key; zeros where it reads nothing. What it does not read may hold anything,
-    NaN too.
+    weighted by the softmax of query times key; zeros where it reads nothing. A score may be in the
+    thousands. What it does not read may hold anything, NaN too.
 
     >>> cache = torch.tensor([[1.0], [1.0], [float("nan")], [1.0], [float("nan")]])
     >>> attend(torch.tensor([1.0]), cache, 2 * cache, 2, [False, True])

@@ -70,7 +70,8 @@ def in_one_line(error: BaseException) -> str:
     if isinstance(error, NeverEnds):
         return still_running(error.args[0], error)
     what = cut(str(error.msg) if isinstance(error, SyntaxError) else text_of(error))
-    return f"{cut(type(error).__name__)}{': ' * bool(what)}{what}{place(error)}"
+    notes = "".join(getattr(error, "__notes__", []))  # the case, where a check has one
+    return cut(f"{cut(type(error).__name__)}{': ' * bool(what)}{what}{place(error)}{notes}")
 
 
 def still_running(seconds: float, error: BaseException) -> str:

@@ -90,12 +90,18 @@ def agree(
     if right is None:
         solution = importlib.import_module(f"solutions.{stem_of(learner)}")
         right = [_once(ask, solution, i, case) for i, case in enumerate(cases)]
-    found = [_answer(ask, learner, case) for case in cases]
+    in_words, found = about.format if isinstance(about, str) else about, []
+    for case in cases:
+        try:
+            found.append(_answer(ask, learner, case))
+        except Exception as error:
+            error.add_note(f"; the case: {in_words(*case)}")
+            raise
     for case, given, expected in zip(cases, found, right, strict=True):
         if given != expected:
             if isinstance(given, dict) and isinstance(expected, dict):
                 given, expected = _without_equals(given, expected), _without_equals(expected, given)
-            words = (about.format if isinstance(about, str) else about)(*case)
+            words = in_words(*case)
             name = named(
                 learner, lambda module: all(_once(ask, module, i, cases[i]) == its for i, its in enumerate(found))
             )

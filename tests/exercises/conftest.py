@@ -130,6 +130,9 @@ def returning_something(module: ModuleType, put: Callable = setattr) -> ModuleTy
                     pytest.fail(f"{said}: whoever calls it needs it as it was; work on a copy", pytrace=False)
             if answer is None and promises_a_value(function):
                 pytest.fail(f"{function.__qualname__} returned None; did you forget `return`?", pytrace=False)
+            if getattr(function.__annotations__.get("return"), "__name__", "") == "Tensor" != type(answer).__name__:
+                kind = type(answer).__name__
+                pytest.fail(f"{function.__qualname__} returned {kind}; its first line says Tensor", pytrace=False)
             return answer
 
         return call
@@ -145,7 +148,8 @@ def numbers_of(value: object) -> object:
         return [numbers_of(one) for one in value]
     if isinstance(value, dict):
         return {key: numbers_of(one) for key, one in value.items()}
-    return (value.dtype, value.shape, str(value.tolist())) if hasattr(value, "untyped_storage") else value
+    is_tensor = hasattr(value, "untyped_storage")
+    return (value.dtype, value.shape, value.requires_grad, str(value.tolist())) if is_tensor else value
 
 
 def own_functions(module: ModuleType) -> dict[str, tuple[object, FunctionType]]:

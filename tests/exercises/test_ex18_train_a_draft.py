@@ -16,8 +16,7 @@ def rounded(numbers: object) -> object:
     """For comparing: six digits are enough, and NaN is equal to itself."""
     if isinstance(numbers, torch.Tensor):
         return [rounded(one) for one in numbers] if numbers.ndim else rounded(float(numbers))
-    number = float(numbers)
-    return "NaN" if math.isnan(number) else float(f"{number:.6g}") + 0.0  # -0.0 is 0.0
+    return "NaN" if math.isnan(numbers) else float(f"{float(numbers):.6g}") + 0.0  # -0.0 is 0.0
 
 
 def rows(n: int, vocab: int, seed: int, spread: float = 2.0) -> torch.Tensor:
@@ -42,21 +41,21 @@ def in_words(p: torch.Tensor, logits: torch.Tensor) -> str:
     return f"p = {rounded(p)}, the draft's logits {rounded(logits)}"
 
 
-@asked(CASES, in_words)
+@asked(CASES, lambda p, logits: f"p = {rounded(p)}, q = {rounded(logits.softmax(-1))}")
 def test_how_likely_a_drafted_token_is_kept(one, p, logits):
-    """agreement: at each place it is 1 less half the sum of |p - q|, the sum of what both agree on."""
+    """agreement: of each row it is the sum of min(p, q) over the tokens, which is 1 less half the sum of |p - q|."""
     return rounded(one.agreement(p.clone(), logits.softmax(-1)))
 
 
 @asked(CASES, in_words)
 def test_the_loss(one, p, logits):
-    """loss: it is the mean over places of -sum(p ln q), finite however improbable a token is for the draft."""
+    """loss: it is the mean over places of -sum(p ln q), and right where q itself would round to 0, too."""
     return rounded(one.loss(p.clone(), logits.clone()))
 
 
 @asked(CASES, in_words)
 def test_the_gradient(one, p, logits):
-    """gradient: it is q - p at each place, over the number of places."""
+    """gradient: of each row it is q - p, over the number of rows; q is the softmax of a row of logits."""
     return rounded(one.gradient(p.clone(), logits.clone()))
 
 
@@ -65,8 +64,8 @@ BOUNDS = [*itertools.product((0.5, 2.0), (0.0, 0.125, 0.5, 1.0, 1.99, 2.0, 3.0, 
 
 @asked(BOUNDS, "a target of entropy {}, a loss that is higher by {}: the least agreement")
 def test_what_the_loss_promises(one, entropy, divergence):
-    """least_agreement: the loss less the entropy is the divergence; the distance is at most the root of half of it."""
-    return round(float(one.least_agreement(entropy + divergence, entropy)), 6)
+    """least_agreement: loss - entropy is the divergence, below 0 by rounding only; 1 less the root of half of it."""
+    return rounded(one.least_agreement(entropy + divergence, entropy))
 
 
 @pytest.mark.parametrize("seed", range(20))

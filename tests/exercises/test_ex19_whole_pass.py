@@ -13,7 +13,7 @@ Rows = list[list[float]]
 
 def whole_numbers(rows: int, columns: int, seed: int) -> Rows:
     draws = torch.Generator().manual_seed(seed)
-    return torch.randint(-4, 5, (rows, columns), generator=draws).tolist()
+    return torch.randint(1, 10, (rows, columns), generator=draws).tolist()
 
 
 MATRICES = [(whole_numbers(rows, 3, rows), lanes) for rows, lanes in itertools.product((1, 2, 4, 5, 7, 8), (1, 2, 4))]
@@ -22,7 +22,8 @@ MATRICES = [(whole_numbers(rows, 3, rows), lanes) for rows, lanes in itertools.p
 @asked(simplest(MATRICES), "{} with {} lanes")
 def test_a_load_brings_a_column_of_several_rows(one, weight, lanes):
     """pack: block b holds the rows from b * lanes on, column by column, and rows that are missing are 0."""
-    return one.pack(torch.tensor(weight), lanes).tolist()
+    packed = one.pack(torch.tensor(weight), lanes)
+    return {"the blocks": packed.tolist(), "their type": str(packed.dtype)}
 
 
 PRODUCTS = [
@@ -34,7 +35,8 @@ LANES = 2
 
 @asked(simplest(PRODUCTS), f"rows {{}} in blocks of {LANES}, tokens {{}}, at most {{}} at once")
 def test_a_weight_is_loaded_once_for_all_tokens_of_a_group(one, weight, x, most):
-    """product: the load stands outside of the loop over tokens, so further tokens of a group read nothing."""
+    """product: [i, b * lanes + r] is the sum over j of x[i, j] times weight r of load(b, j), and each group of tokens
+    loads every (b, j) once."""
     packed, loads = right.pack(torch.tensor(weight, dtype=torch.float64), LANES), Counter()
 
     def load(b: int, j: int) -> torch.Tensor:
@@ -46,22 +48,33 @@ def test_a_weight_is_loaded_once_for_all_tokens_of_a_group(one, weight, x, most)
 
 
 CACHES = simplest(
-    (size, whole, mask, seed)
-    for seed, (size, whole) in enumerate(itertools.product((1, 3), (0, 1, 4)))
+    (size, whole, mask, scale)
+    for size, whole, scale in itertools.product((1, 3), (0, 1, 4), (1, 1000))
     for n in range(4)
     for mask in itertools.product((False, True), repeat=n)
 )
 
 
-@asked(CACHES, "a head of {0} numbers, {1} rows before this pass, mask {2}")
-def test_what_a_token_reads(one, size, whole, mask, seed):
-    """attend: a token reads the whole rows and those of the mask; nothing else is touched, so it may hold NaN."""
-    draws = torch.Generator().manual_seed(seed)
-    query, *cache = (torch.randn(n, size, generator=draws, dtype=torch.float64) for n in (1, whole + 5, whole + 5))
+def a_cache(size: int, whole: int, mask: tuple[bool, ...], scale: int) -> tuple[torch.Tensor, ...]:
+    """Query, keys and values. Rows that are not read hold NaN, or in every other case what looks like a number."""
+    draws = torch.Generator().manual_seed(270 + size + whole)  # no answer is near the middle of two rounded numbers
+    query, *cache = (torch.randint(1, 9, (n, size), generator=draws) / 4.0 for n in (1, whole + 4, whole + 4))
     for rows in cache:
-        rows[whole:][[not (i < len(mask) and mask[i]) for i in range(5)]] = torch.nan
-    found = one.attend(query[0], *cache, whole, list(mask)).tolist()
-    return [round(number, 9) + 0.0 if number == number else "NaN" for number in found]
+        rows[whole:][[not (i < len(mask) and mask[i]) for i in range(4)]] = 9.0 if len(mask) % 2 else torch.nan
+    return scale * query[0], *cache
+
+
+def as_given(size: int, whole: int, mask: tuple[bool, ...], scale: int) -> str:
+    query, keys, values = (one.tolist() for one in a_cache(size, whole, mask, scale))
+    return f"query {query}, keys {keys}, values {values}, whole {whole}, mask {list(mask)}"
+
+
+@asked(CACHES, as_given)
+def test_what_a_token_reads(one, size, whole, mask, scale):
+    """attend: the softmax of the scores weighs the values of the whole rows and of those of the mask; no other row is
+    touched, so it may hold NaN."""
+    found = one.attend(*a_cache(size, whole, mask, scale), whole, list(mask))
+    return str((found.double().round(decimals=4) + 0.0).tolist())
 
 
 def test_the_solution_is_torchs_own():
