@@ -130,9 +130,10 @@ def returning_something(module: ModuleType, put: Callable = setattr) -> ModuleTy
                     pytest.fail(f"{said}: whoever calls it needs it as it was; work on a copy", pytrace=False)
             if answer is None and promises_a_value(function):
                 pytest.fail(f"{function.__qualname__} returned None; did you forget `return`?", pytrace=False)
-            if getattr(function.__annotations__.get("return"), "__name__", "") == "Tensor" != type(answer).__name__:
-                kind = type(answer).__name__
-                pytest.fail(f"{function.__qualname__} returned {kind}; its first line says Tensor", pytrace=False)
+            promised, kind = getattr(function.__annotations__.get("return"), "__name__", ""), type(answer).__name__
+            if promised == "Tensor" != kind:
+                said = f"it looks as if {function.__qualname__} returns a {kind}, not the Tensor of its first line"
+                pytest.fail(said, pytrace=False)
             return answer
 
         return call
