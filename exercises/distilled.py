@@ -73,13 +73,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("drafts", nargs="+", metavar="DRAFT", help="folders of draft models")
     parser.add_argument("--impl", choices=PACKAGES, default="exercises", help="whose functions")
     args = parser.parse_args(argv)
+    with guarded(18):
+        learner, one = importlib.import_module(f"{args.impl}.ex18_train_a_draft"), torch.ones(1, 1)
+        learner.least_agreement(learner.loss(one, one), 0.0), learner.agreement(one, one)  # an open one is told at once
     note("the target writes its texts ...")
     target = loading.load_model(loading.LAB_TARGET, torch.device("cpu"), torch.float32, "target")
     tokenizer = loading.load_tokenizer(loading.LAB_TARGET)
     sampled = drawn(target, tokenizer)
     greedy = [text for texts in greedy_texts(target, tokenizer, (0,)).values() for text in texts]
-    with guarded(18):
-        learner = importlib.import_module(f"{args.impl}.ex18_train_a_draft")
     say(tables.table([cells(learner, name, sampled, greedy) for name in args.drafts], HEADERS))
     return 0
 
