@@ -33,8 +33,8 @@ def product(load: Callable[[int, int], Tensor], n_blocks: int, n_columns: int, x
     load(b, j): reads (lanes,) weights from memory, column j of block b. x: (m, columns), a row for each token. Output
     [i, b * lanes + r] is the sum over j of x[i, j] times weight r of load(b, j).
 
-    Registers hold the sums of at most `most` tokens. So the tokens are taken `most` at a time, in their order, and for
-    each such group every (b, j) is loaded exactly once. (`multiply` of pass.c does so for 16 blocks at a time: as many
+    Registers hold the sums of at most `most` tokens. So the tokens are taken `most` at a time, and for each such
+    group every (b, j) is loaded exactly once. (`multiply` of pass.c does so for 16 blocks at a time: as many
     loads, of which all but the first group's come from the processor's cache.)
 
     >>> packed = pack(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), 2)
