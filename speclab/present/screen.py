@@ -115,7 +115,7 @@ def same_text_lines(run: ComparisonRun) -> list[str]:
         if not temperature:
             differences = [_difference(entry, one) for entry in entries for one in entry["differences"]]
             verdict = f"{len(differences)} differ, first differences above" if differences else "identical"
-            n_texts, arms = sum(entry["n_prompts"] for entry in entries), f"{len(entries)} arms against the baseline"
+            n_texts, arms = sum(entry["n_prompts"] for entry in entries), f"{len(entries)} arm{'s' * (len(entries) != 1)} against the baseline"
             said = f"greedy: {n_texts} texts of {arms}, token for token: {verdict}"
             lines += [*differences, f"same text? {target_name(run)}, {said}"]
             continue
@@ -163,7 +163,7 @@ def busy_line(run: Head) -> str | None:
     if (probe := run.machine.get("probe")) is None or probe["free"]:
         return None
     load = f"load average {number(probe['load'], 1)} on {run.machine['cores']} cores"
-    return f"BUSY when the run began: {load}, so times may be rough"
+    return f"BUSY when the run began: {load}, so times may be rough, and gains may come from the load"
 
 
 def wrong_line(run: LabRun) -> str | None:
@@ -233,7 +233,7 @@ def result_line(run: ComparisonRun) -> str | None:
     if not rows:
         return None
     why = "; the baseline may differ from itself by as much" * ((rows[-1].speedup_low or 0) > 1)
-    doubt = f", not shown to be faster{why}" * (rows[-1].verdict in ("slower", "unclear"))
+    doubt = {"slower": ", slower", "unclear": f", not shown to be faster{why}"}.get(rows[-1].verdict, "")
     best = f"{_named(rows[-1])}, {speedup_of(rows[-1])}{_ends(rows[-1].speedup_low, rows[-1].speedup_high)}{doubt}"
     lowest = f"; lowest: {_named(rows[0])}, {speedup_of(rows[0])}" * (len(rows) > 1)
     return f"Highest: {best}{lowest}."
@@ -252,11 +252,14 @@ def step_seconds(run: ComparisonRun) -> float:
 
 def limit_line(run: ComparisonRun) -> str | None:
     """Say what share of a step the reading of weights takes, what further tokens add, and, if it follows, the limit."""
-    whole = full_rows(run)
-    if not whole or not run.bandwidth or run.weight_bytes is None:
+    if not run.rows or not run.bandwidth or run.weight_bytes is None:
         return None
-    step = step_seconds(run)
+    step, whole = step_seconds(run), full_rows(run)
     share = min(1.0, run.weight_bytes / run.bandwidth / step)
+    said = f"A step takes {1e3 * step:.3g} ms; reading {run.weight_bytes / 1e6:.0f} MB of weights at "
+    said += f"{run.bandwidth / 1e9:.0f} GB/s is {share:.0%} of it"
+    if not whole:
+        return said
     row = min(whole, key=lambda row: abs(row.draft_length - 4))  # five tokens, where there is such a row
     wide, limit = row.verify_cost or 0.0, UNKNOWN
     narrow = wide <= 1 + 0.075 * row.draft_length
@@ -268,11 +271,7 @@ def limit_line(run: ComparisonRun) -> str | None:
         limit = READING
     elif busy_line(run):
         limit = SHARED
-    return (
-        f"A step takes {1e3 * step:.3g} ms; reading {run.weight_bytes / 1e6:.0f} MB of weights at "
-        f"{run.bandwidth / 1e9:.0f} GB/s is {share:.0%} of it, and a pass over {row.draft_length + 1} tokens takes "
-        f"{wide:.2f} steps: {limit}"
-    )
+    return f"{said}, and a pass over {row.draft_length + 1} tokens takes {wide:.2f} steps: {limit}"
 
 
 def ladder_line(run: ComparisonRun) -> str | None:

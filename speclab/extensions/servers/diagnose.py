@@ -373,7 +373,7 @@ def best_length(marginal: Sequence[float], draft_length: int, round_cost: float)
 
 # --- the answer -------------------------------------------------------------------------------------------------------
 
-TELL_DEAR = "a lookup at the same k drafts for nothing: what its round costs is the pass"
+TELL_DEAR = "try a lookup at the same k, which drafts for nothing: if its round is dear, too, the pass is"
 # What tells a fault from easy texts beside hard ones.
 TELL_MORE = "more prompts of each kind, with --texts: inside the kinds a fault keeps this shape"
 REJECTED, COST = "the draft is rejected too often", "a round costs too much"
@@ -460,7 +460,7 @@ def _answer(found: Measured, shape: Shape | None) -> Diagnosis:
     usual_tokens = 1 + share * (formulas.expected_tokens_per_round(USUAL_ACCEPTANCE, k) - 1)
     if _predicts_nothing(found) or math.log(usual_tokens / tau) >= math.log(cost / usual):
         return Diagnosis(REJECTED, numbers, _what_rejects(found) + (f", or {_expected(shorter)}" if shorter else ""))
-    then = "a smaller draft or a lookup; the same graphs, kernels and precision with and without speculation"
+    then = "a smaller draft or a lookup; check that both runs have the same graphs, kernels and precision"
     if ceiling < 1:
         then = f"a cheaper round: even a draft that is never rejected makes {ceiling:.2f}x at this cost"
     return Diagnosis(COST, numbers[::-1], then)
