@@ -75,7 +75,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     with guarded(18):
         learner, one = importlib.import_module(f"{args.impl}.ex18_train_a_draft"), torch.ones(1, 1)
-        learner.least_agreement(learner.loss(one, one), 0.0), learner.agreement(one, one)  # an open one is told at once
+        learner.least_agreement(learner.loss(one, one), 0.0)  # raises Todo before the minutes of work
+        learner.agreement(one, one)
     note("the target writes its texts ...")
     target = loading.load_model(loading.LAB_TARGET, torch.device("cpu"), torch.float32, "target")
     tokenizer = loading.load_tokenizer(loading.LAB_TARGET)

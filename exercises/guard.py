@@ -71,7 +71,7 @@ def in_one_line(error: BaseException) -> str:
         return still_running(error.args[0], error)
     what = cut(str(error.msg) if isinstance(error, SyntaxError) else text_of(error))
     notes = "".join(getattr(error, "__notes__", []))  # the case, where a check has one
-    return cut(f"{cut(type(error).__name__)}{': ' * bool(what)}{what}{place(error)}{notes}")
+    return f"{cut(type(error).__name__)}{': ' * bool(what)}{what}{place(error)}{cut(notes)}"
 
 
 def still_running(seconds: float, error: BaseException) -> str:

@@ -68,4 +68,5 @@ def busy() -> str | None:
     n_cores = os.cpu_count() or 1
     if startup.LOAD is None or SHARE * n_cores >= startup.LOAD:
         return None
-    return f"other work uses this machine (load average {startup.LOAD:.1f} on {n_cores} cores), so times may be rough, and gains may come from the load"
+    load = f"load average {startup.LOAD:.1f} on {n_cores} cores"
+    return f"other work uses this machine ({load}), so times and speedups may be rough"

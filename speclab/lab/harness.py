@@ -48,8 +48,6 @@ def kept_when_stopped(complete: Callable[[], str]) -> Iterator[list[BaseExceptio
     except BaseException as stop:
         expected = isinstance(stop, KeyboardInterrupt | Problem) or is_out_of_memory(stop)
         if not expected or not (what := complete()):
-            if isinstance(stop, KeyboardInterrupt):
-                note("nothing is kept: no prompt was complete")
             raise
         note(f"stopped{f' by: {stop}' if str(stop) else ''}; {what}")
         stops.append(stop)

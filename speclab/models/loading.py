@@ -5,7 +5,6 @@ and the library cannot ask anybody anything. A model must have all of its weight
 """
 
 import contextlib
-import difflib
 import functools
 import io
 import os
@@ -254,9 +253,7 @@ def loaded(name: str, what: str, load: Callable[[], Any], advice: str = ADVICE) 
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
         if "trust_remote_code" in str(error):  # the library's own advice is to trust
             text = "it needs code of its own, which is never run"
-        near = difflib.get_close_matches(name, [word for one in SOURCES for word in one.usage.split()], 1, 0.7)
-        meant = f" (did you mean {near[0]}?)" if near else ""
-        raise EnvironmentProblem(f"cannot load {name}{meant}: {what} cannot be used: {text}; {advice}") from None
+        raise EnvironmentProblem(f"cannot load {name}: {what} cannot be used: {text}; {advice}") from None
     finally:
         sys.stdin = stdin
 

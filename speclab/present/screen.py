@@ -115,8 +115,8 @@ def same_text_lines(run: ComparisonRun) -> list[str]:
         if not temperature:
             differences = [_difference(entry, one) for entry in entries for one in entry["differences"]]
             verdict = f"{len(differences)} differ, first differences above" if differences else "identical"
-            n_texts, arms = sum(entry["n_prompts"] for entry in entries), f"{len(entries)} arm{'s' * (len(entries) != 1)} against the baseline"
-            said = f"greedy: {n_texts} texts of {arms}, token for token: {verdict}"
+            n_texts, arms = sum(entry["n_prompts"] for entry in entries), f"{len(entries)} arm{'s' * (len(entries) > 1)}"
+            said = f"greedy: {n_texts} texts of {arms} against the baseline, token for token: {verdict}"
             lines += [*differences, f"same text? {target_name(run)}, {said}"]
             continue
         named = [entry for entry in entries if entry.get("lossy_rule") or not entry["passed"]]
@@ -163,7 +163,7 @@ def busy_line(run: Head) -> str | None:
     if (probe := run.machine.get("probe")) is None or probe["free"]:
         return None
     load = f"load average {number(probe['load'], 1)} on {run.machine['cores']} cores"
-    return f"BUSY when the run began: {load}, so times may be rough, and gains may come from the load"
+    return f"BUSY when the run began: {load}, so times and speedups may be rough"
 
 
 def wrong_line(run: LabRun) -> str | None:
@@ -259,7 +259,7 @@ def limit_line(run: ComparisonRun) -> str | None:
     said = f"A step takes {1e3 * step:.3g} ms; reading {run.weight_bytes / 1e6:.0f} MB of weights at "
     said += f"{run.bandwidth / 1e9:.0f} GB/s is {share:.0%} of it"
     if not whole:
-        return said
+        return f"{said}."
     row = min(whole, key=lambda row: abs(row.draft_length - 4))  # five tokens, where there is such a row
     wide, limit = row.verify_cost or 0.0, UNKNOWN
     narrow = wide <= 1 + 0.075 * row.draft_length

@@ -133,6 +133,8 @@ def test_the_result_is_the_highest_row_and_the_lowest():
     for low, why in ((0.8, ""), (1.1, "; the baseline may differ from itself by as much")):
         rows = [replace(row, verdict="unclear", speedup_low=low) if row.draft else row for row in run.rows]
         assert f", not shown to be faster{why}; lowest: " in screen.result_line(replace(run, rows=rows))
+    rows = [replace(row, verdict="slower") for row in run.rows]
+    assert f"{ends}, slower; lowest: " in screen.result_line(replace(run, rows=rows))
     alone = next(row for row in run.rows if row.draft and row.prompt_kind == "all")
     assert "lowest" not in screen.result_line(replace(run, rows=[run.rows[0], alone]))
 
@@ -174,6 +176,8 @@ def test_what_limits_a_step_follows_from_its_reading_and_from_a_wide_pass(engine
         f"is {share:.0%} of it, and a pass over 5 tokens takes {wide:.2f} steps{limit}"
     )
     assert screen.limit_line(replace(run, bandwidth=None)) is None
+    short = [replace(row, n_drafted=row.n_drafted // 2) for row in run.rows]
+    assert screen.limit_line(replace(run, rows=short)).endswith(f"is {share:.0%} of it.")
 
 
 def test_errors_have_the_right_median_and_maximum():

@@ -35,7 +35,7 @@ from speclab.system.files import OUTPUT, ROOT, write_whole
 from speclab.system.terminal import say
 
 K, TOKENS, MOST = 7, 128, 512  # drafted tokens of a step; of a text; users
-PAGES = "tokens_per_second_of_user"
+PAGES, GRAPHS = "tokens_per_second_of_user", ("graphs 4096", "graphs 1024")
 STYLES = [*pictures.STYLES, (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3))]
 RULES = {"plain": FIXED, "k = 7": FIXED, "by depth": PUBLISHED, "published": PUBLISHED, "auto": OWN, "oracle": ORACLE}
 
@@ -63,13 +63,13 @@ def machines() -> dict[str, StepCosts]:
     experts = (everything - given["active"]) / (1 - share)  # parameters; tokens choose evenly
     bytes_read = everything - experts + experts * (1 - (1 - share) ** n) * given["bytes_each_of_experts"]
     sheet = np.maximum(bytes_read / given["bytes"], 2 * given["active"] * n / given["operations"])
-    merged, before = ({rule: 1 / np.array(rates) for rule, rates in of.items()} for of in taken[PAGES].values())
+    merged, before = ({rule: 1 / np.array(rates) for rule, rates in taken[PAGES][name].items()} for name in GRAPHS)
     tokens = [*at, *(users * (K + 1) for users in at[-3:])]
     graphs = np.interp(n, tokens, [*merged["plain"], *length * merged["k = 7"][-3:]])
     beyond = np.where(n < tokens[-2], graphs, np.interp(n, tokens[-2:], length * before["k = 7"][-2:]))
     free, drafting = 0.0 * rows, (passes[1][rows] + caches[1]) * (rows > 0)
     costs = {"H200": (outside, passes[0], caches[0], drafting), "data sheet": (0.0, sheet, free, free)}
-    costs |= {name: (0.0, steps, free, free) for name, steps in zip(taken[PAGES], (graphs, beyond), strict=True)}
+    costs |= {name: (0.0, steps, free, free) for name, steps in zip(GRAPHS, (graphs, beyond), strict=True)}
     return {name: StepCosts(first, *(part.tolist() for part in parts)) for name, (first, *parts) in costs.items()}
 
 
@@ -91,8 +91,8 @@ def page(found: dict[str, dict[int, dict[str, Simulated]]]) -> list[Block]:
     """found: by machine and users, what each rule gives."""
     blocks: list[Block] = [Heading("Scale on paper", 1), "A SIMULATION; see docs/batch-budget.md"]
     for machine, by_users in found.items():
-        page = recorded()[PAGES].get(machine, {"adaptive": []})
-        published = dict(zip(recorded()["users"], page["adaptive"], strict=False))
+        known = recorded()[PAGES].get(machine)
+        published = dict(zip(recorded()["users"], known["adaptive"], strict=True)) if known else {}
         rows = [
             {"SIMULATION: tok/s of all / of each": f"SIMULATION, {machine}", "users": str(users)}
             | {rule: "{:,.0f} / {:.1f}".format(*of_rule) for rule, of_rule in of_rules.items()}
@@ -120,7 +120,7 @@ def picture(by_users: dict[int, dict[str, Simulated]], costs: StepCosts) -> pict
             budget.accepts, budget.rate = accepts, of_all[-1]
             n = sum(budget.lengths())
             left.axvline(n, linestyle=style, color=color, label=f"{rule}: {n} verified, down to {survival[n - 1]:.2f}")
-    for (rule, rates), marker in zip(recorded()[PAGES]["graphs 4096"].items(), pictures.MARKERS, strict=False):
+    for (rule, rates), marker in zip(recorded()[PAGES][GRAPHS[0]].items(), pictures.MARKERS, strict=False):
         together = np.multiply(recorded()["users"], rates)
         right.plot(rates, together, marker, color="black", markersize=4, label=f"vLLM, {rule}")
     left.set(xlabel="drafted tokens of one step, the surest first", ylabel="survival")
@@ -136,11 +136,11 @@ def main(argv: list[str] | None = None) -> int:
     parsing.make_parser(__doc__ or "", "python -m speclab.extensions.batch.scale").parse_args(argv)
     costs, found = machines(), dict[str, dict[int, dict[str, Simulated]]]()
     for name, of_one in costs.items():
-        most = max(recorded()["users"]) if name in recorded()[PAGES] else MOST  # users whose steps are known
+        most = max(recorded()["users"]) if name in GRAPHS else MOST  # users whose steps are known
         found[name] = {users: simulated(of_one, users) for users in (2**i for i in range(10)) if users <= most}
     say(show(page(found)))
     write_whole(OUTPUT / "results" / "batch-scale.md", show(page(found), markdown=True))
-    pictures.written(picture(found["graphs 4096"], costs["graphs 4096"]), OUTPUT / "plots" / "batch-scale.png")
+    pictures.written(picture(found[GRAPHS[0]], costs[GRAPHS[0]]), OUTPUT / "plots" / "batch-scale.png")
     return 0
 
 

@@ -40,7 +40,7 @@ MOST_POSITIONS, MOST_KINDS, MOST_REMARKS = 8, 4, 2  # that are shown
 TIE = 0.25  # nats between two tokens, up to which rounding alone may decide
 TOP = 5
 SAME, TIED, UNEXPLAINED, UNJUDGED = "same", "tie within rounding", "different", "not judged"  # verdicts
-LEAST = 0.6  # plain tokens that a round may cost, typed times being rough
+LEAST = 0.6  # plain steps, below which a round's cost is no rough 1 but a mistake
 WRITTEN_ROUNDS = 10**6  # of an acceptance that is typed: as many as keep its digits
 
 
@@ -50,6 +50,8 @@ def main(argv: list[str] | None = None) -> int:
     args.load = parsing.numbers(args.load, int, 1, "--load") if args.load else []
     if args.load and not args.url:
         raise UsageProblem("--load asks a server; give --url and --load 1,2,4,8")
+    if args.acceptance is not None and not 0 <= args.acceptance <= 1:
+        raise UsageProblem(f"--acceptance {args.acceptance:g}: give a share, from 0 to 1")
     if args.url:
         return show_asked(args)
     return show_plain(args) if args.plain_url else show_written(args)
@@ -71,8 +73,7 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("what is written down").add_argument
     add("--before", type=Path, metavar="FILE", help="a /metrics page, and")
     add("--after", type=Path, metavar="FILE", help="a later one of the same server")
-    share = parsing.number(float, 0, 1, " from 0 to 1, such as 0.35")
-    add("--acceptance", type=share, metavar="F", help="accepted / drafted, as servers print it")
+    add("--acceptance", type=float, metavar="F", help="accepted / drafted, as servers print it")
     add("-k", "--draft-length", type=parsing.at_least(1, 256), metavar="K", help="drafted tokens of a round")
     add("--spec-ms", type=parsing.positive, metavar="MS", help="milliseconds per token with speculation")
     add("--plain-ms", type=parsing.positive, metavar="MS", help="and without it; also with --url")
@@ -157,9 +158,9 @@ def show_written(args: argparse.Namespace) -> int:
     else:
         raise UsageProblem("give --url of a server, or two /metrics pages (--before, --after), or --acceptance and -k")
     found = diagnose.of_pages(between, plain, seconds, after.n_running if after else 0)
-    if found.round_cost is not None and found.round_cost < LEAST:
-        spent = f"a round would cost {found.round_cost:.2f} plain tokens, where the target's pass alone costs one"
-        raise UsageProblem(f"{spent}; give --plain-ms and --spec-ms in milliseconds a token, both of one request")
+    if args.spec_ms and found.round_cost is not None and found.round_cost < LEAST:
+        cost = f"by --plain-ms and --spec-ms a round takes {found.round_cost:.2f} plain steps, and its pass is one"
+        raise UsageProblem(f"{cost}; give both in milliseconds per token, of one request")
     shape = diagnose.shape_of(counts, found.n_rounds)
     say(screen(diagnose.diagnose(found, shape), [about], {}, found, shape))
     return 0

@@ -10,7 +10,7 @@ the rule of speclab/drafts/lengths.py. Other rules stand beside it:
 
     each        every row decides as if it were alone, by what rounds of one text cost
     published   all rows draft k tokens; then, token by token, the rate (rows + sum of survivals) / seconds of this step
-                must rise: that another step has a price is left out (vLLM; DSpark, arXiv 2607.05147)
+                must not fall: that another step has a price is left out (vLLM; DSpark, arXiv 2607.05147)
 
 Survival comes from the draft's largest probability of each place, known before a token is drawn there, and from what
 was accepted earlier, after such probabilities and by depth. Whether a token is verified never depends on the token
@@ -66,7 +66,8 @@ class StepCosts:
 class Budget:
     """Decides in every step how many tokens each row drafts, and learns from what was accepted.
 
-    drawn: tokens of each row that this step verifies, so far. most: no more than so many.
+    drawn: tokens of each row that this step verifies, so far. most: no more than so many; once `verified` is called,
+    with the rule published, so many as were drafted.
     """
 
     def __init__(self, costs: StepCosts, rule: str = OWN, longest: int = LONGEST):
@@ -79,7 +80,7 @@ class Budget:
         self.n_texts = 1 if self.rule == EACH else max(1, n_texts)
         chain = self.seen.chain(self.longest)
         self.accepts = [chain.copy() for _ in most]  # how likely each token of each row is accepted
-        self._said: list[list[Tally]] = [[] for _ in most]  # what was accepted where the draft said what it says here
+        self._said: list[list[Tally]] = [[] for _ in most]  # of each token, earlier ones with such a probability
         seconds, tokens = self.costs.of_length(self.n_texts, self.longest), expected_tokens(chain)
         self.rate, shorter = max((self.n_texts * tokens[i] / seconds[i], -i) for i in range(self.longest + 1))
         self._tries = self._n_idle >= PAUSE - 1  # one token of one row, again
@@ -125,7 +126,7 @@ class Budget:
         There tokens are admitted by falling survival until the rate falls for the first time. To take the highest rate
         of all would be to look at survivals that depend on the token to be judged.
         """
-        if self.rule == PUBLISHED:
+        if self.rule == PUBLISHED and not self._tries:
             fixed = self.costs.outside + self.costs.drafts(self.n_texts, self.drawn)
             self.most, self.drawn = self.drawn, [0] * len(self.drawn)
             self.drawn = self._surest(slice(None), self.longest, fixed)
@@ -133,12 +134,12 @@ class Budget:
         return self.drawn
 
     def _worth(self, n_made: int = 0) -> list[int]:
-        """Return how many tokens of each row are drawn or worth their seconds."""
+        """Return how many tokens of each row are drawn already or worth their seconds."""
         every = [slice(i, i + 1) for i in range(len(self.drawn))] if self.rule == EACH else [slice(None)]
         return [n for rows in every for n in self._surest(rows, n_made)]
 
     def _surest(self, rows: slice, n_made: int, fixed: float | None = None) -> list[int]:
-        """Return how many tokens each of these rows has with those that are added by falling survival.
+        """Return how many tokens each of these rows has after further ones were added by falling survival.
 
         n_made: of each row, further tokens whose probabilities the draft has made already. fixed: seconds of the step
         besides what these take, for the rule that looks at the rate of this step alone.
@@ -172,8 +173,9 @@ class Budget:
         """Count what was tested: the accepted tokens of each row and the first rejected one."""
         for row, of_row in decided.items():
             for depth in range(min(of_row.n_accepted + 1, of_row.n_drafted)):  # a draft may be shorter than allowed
-                for tally in (self.seen.depths[min(depth, LONGEST - 1)], *self._said[row][depth : depth + 1]):
-                    tally.add(depth < of_row.n_accepted)
+                self.seen.depths[min(depth, LONGEST - 1)].add(depth < of_row.n_accepted)
+                if said := self._said[row]:
+                    said[depth].add(depth < of_row.n_accepted)
 
 
 class Budgeted(Wrapper):

@@ -30,30 +30,35 @@ from tests.test_filtered_laws import ENDS, KINDS, PROMPT, SETTINGS
 TEXTS = (PROMPT, torch.tensor([[3, 1, 0, 2, 2, 4, 1, 0]]))
 
 
-def costs(verify: float, draft: float, n: int = 200) -> StepCosts:
+def costs(verify: float, draft: float, n: int = 200, pads: bool = False) -> StepCosts:
     """A pass takes a second, and so much more for every token but the first."""
     passes = (1 + verify * np.maximum(0, np.arange(n) - 1)).tolist()
-    return StepCosts(0.1, passes, [0.0] * n, (draft * np.arange(n)).tolist())
+    return StepCosts(0.1, passes, [0.0] * n, (draft * np.arange(n)).tolist(), pads)
 
 
+@pytest.mark.parametrize("pads", [False, True])
 @given(
     st.lists(st.floats(0.05, 1), min_size=9, max_size=9),
     st.lists(st.floats(0, 0.3), min_size=12, max_size=12),
     st.lists(st.integers(0, 3), min_size=3, max_size=3),
 )
-def test_no_other_lengths_of_the_rows_are_worth_more(accepts, steps, most):
-    """Costs with steps, and all lengths of three rows: expected tokens less the rate times the seconds."""
-    price = replace(costs(0, 0.03), target=[1.0] * 4 + (1 + np.cumsum(steps)).tolist())
+def test_no_other_lengths_of_the_rows_are_worth_more(pads, accepts, steps, most):
+    """Costs with steps, and all lengths of three rows: expected tokens less the rate times the seconds. Where rows are
+    padded, all rows pay for the longest one, and tokens come by falling survival."""
+    price = replace(costs(0, 0.03, pads=pads), target=[1.0] * 4 + (1 + np.cumsum(steps)).tolist())
     budget = Budget(price, longest=3)
     budget.begin(most, 3)
     budget.accepts = [accepts[:3], accepts[3:6], accepts[6:]]
 
     def worth(lengths) -> float:
         gained = sum(np.cumprod(budget.accepts[row][:n]).sum() for row, n in enumerate(lengths))
-        seconds = price.verify(3, sum(lengths), 0) + 0.03 * sum(lengths)
-        return gained - budget.rate * seconds
+        paid = 3 * max(lengths) if pads else sum(lengths)
+        return gained - budget.rate * (price.target[3 + paid] + 0.03 * paid)
 
-    best = max(map(worth, itertools.product(*(range(n + 1) for n in most))))
+    tokens = [(-np.prod(budget.accepts[row][: n + 1]), row) for row, of_row in enumerate(most) for n in range(of_row)]
+    rows = [row for _, row in sorted(tokens, key=lambda one: one[0])]
+    surest = ([rows[:n].count(row) for row in range(3)] for n in range(len(rows) + 1))
+    best = max(map(worth, surest if pads else itertools.product(*(range(n + 1) for n in most))))
     assert worth(budget.lengths()) == pytest.approx(best)
 
 
@@ -70,6 +75,15 @@ def test_what_never_pays_is_tried_now_and_then():
         assert sum(budget.verified()) == (step in tried)
     assert tried == [PAUSE - 1, 2 * PAUSE - 1]
     assert budget.seen.given(0.97).tested == WEIGHT + 2 == budget.seen.depths[0].tested
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_drafter_that_is_not_asked_tries_now_and_then(rule):
+    budget, made = Budget(costs(2.0, 2.0), rule), []
+    for _ in range(2 * PAUSE):
+        budget.begin([3, 3], 2)
+        made.append(budget.lengths())
+    assert made == 2 * [*[[0, 0]] * (PAUSE - 1), [1, 0]]
 
 
 def test_one_row_goes_as_far_as_auto_does():

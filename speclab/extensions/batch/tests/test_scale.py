@@ -22,14 +22,16 @@ def test_costs_by_hand():
     assert before == pytest.approx([1 / 101.3, 1 / 29.4, merged[2], 3.44 / 30.7, 3.44 / 14.2])
 
 
-def test_the_page_is_what_is_simulated():
-    """One row of it, with the published means of each depth; what is taken comes out again, and nobody drafts better
-    than who knows the text."""
+def test_what_is_drawn_has_the_published_means_of_each_depth():
     accepted = scale.recorded()["accepted"]
     assert scale.drawn(4000, 10).mean((0, 1)) == pytest.approx(accepted, abs=0.01)
     survival = np.cumprod(accepted)
     assert 1 + survival.sum() == pytest.approx(3.44, abs=0.01)
     assert survival[0] > 0.7 > 0.1 > survival[-1]
+
+
+def test_the_page_is_what_is_simulated():
+    """One row of it: what is taken comes out again, and nobody drafts better than who knows the text."""
     found = scale.simulated(scale.machines()["graphs 4096"], 16)
     assert found["plain"].of_user == pytest.approx(71.8)
     assert found["oracle"] == max(found.values())

@@ -408,6 +408,7 @@ BAD = [
     (f"{PAGES}/none", 3, "give another file"),
     ("--acceptance nan -k 4", 2, "from 0 to 1"),
     ("--acceptance 0.35 -k 0", 2, "give 1 or more"),
+    ("--acceptance 0.9 -k 4 --plain-ms 21 --spec-ms 2", 2, "in milliseconds per token"),
     ("--acceptance 0.35 -k 4 --plain-ms nan", 2, "too small"),
     ("--url {fake} --load 1,many", 2, "give a list"),
     ("--url {fake} --load 999999", 2, "give 256 or less"),
