@@ -115,8 +115,9 @@ def same_text_lines(run: ComparisonRun) -> list[str]:
         if not temperature:
             differences = [_difference(entry, one) for entry in entries for one in entry["differences"]]
             verdict = f"{len(differences)} differ, first differences above" if differences else "identical"
-            n_texts, arms = sum(entry["n_prompts"] for entry in entries), f"{len(entries)} arm{'s' * (len(entries) > 1)}"
-            said = f"greedy: {n_texts} texts of {arms} against the baseline, token for token: {verdict}"
+            arms = f"{len(entries)} arm{'s' * (len(entries) > 1)}"
+            made = f"{sum(entry['n_prompts'] for entry in entries)} texts of {arms}"
+            said = f"greedy: {made} against the baseline, token for token: {verdict}"
             lines += [*differences, f"same text? {target_name(run)}, {said}"]
             continue
         named = [entry for entry in entries if entry.get("lossy_rule") or not entry["passed"]]
