@@ -234,7 +234,7 @@ def result_line(run: ComparisonRun) -> str | None:
     if not rows:
         return None
     why = "; the baseline may differ from itself by as much" * ((rows[-1].speedup_low or 0) > 1)
-    doubt = {"slower": ", slower", "unclear": f", not shown to be faster{why}"}.get(rows[-1].verdict, "")
+    doubt = {"slower": ", slower", "unclear": f", not shown to be faster{why}"}.get(rows[-1].verdict or "", "")
     best = f"{_named(rows[-1])}, {speedup_of(rows[-1])}{_ends(rows[-1].speedup_low, rows[-1].speedup_high)}{doubt}"
     lowest = f"; lowest: {_named(rows[0])}, {speedup_of(rows[0])}" * (len(rows) > 1)
     return f"Highest: {best}{lowest}."
