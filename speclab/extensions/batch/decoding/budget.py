@@ -67,7 +67,7 @@ class Budget:
     """Decides in every step how many tokens each row drafts, and learns from what was accepted.
 
     drawn: tokens of each row that this step verifies, so far. most: no more than so many; once `verified` is called,
-    with the rule published, so many as were drafted.
+    with the rule published, so many as were drafted. rate: S; 0 in a step that tries a token.
     """
 
     def __init__(self, costs: StepCosts, rule: str = OWN, longest: int = LONGEST):
@@ -83,13 +83,16 @@ class Budget:
         self._said: list[list[Tally]] = [[] for _ in most]  # of each token, earlier ones with such a probability
         seconds, tokens = self.costs.of_length(self.n_texts, self.longest), expected_tokens(chain)
         self.rate, shorter = max((self.n_texts * tokens[i] / seconds[i], -i) for i in range(self.longest + 1))
-        self._tries = self._n_idle >= PAUSE - 1  # one token of one row, again
-        first = self.longest if self.rule == PUBLISHED else int(self._tries) or -shorter
+        if tries := self._n_idle >= PAUSE - 1:  # one token of one row, again, as if its seconds had no price
+            row = self.most.index(max(self.most))
+            self.most, self.rate = [min(n, int(i == row)) for i, n in enumerate(self.most)], 0.0
+        first = self.longest if tries or self.rule == PUBLISHED else -shorter
         self._wanted = [min(n, first) for n in self.most]  # as many tokens as each row is to draft, as known so far
 
     @property
     def drafting(self) -> list[bool]:
-        """Which rows draft a further token. The first one is asked of all rows or of none: nothing sets them apart."""
+        """Which rows draft a further token. Nothing sets their first ones apart: they are asked of all rows or of none,
+        but for one that is tried."""
         return [drawn < wanted for drawn, wanted in zip(self.drawn, self._wanted, strict=True)]
 
     def admits(self, tops: Sequence[float]) -> list[bool]:
@@ -102,22 +105,17 @@ class Budget:
                 self.accepts[row][self.drawn[row]] = self._said[row][-1].rate
             else:
                 self.most[row] = self.drawn[row]  # its draft has ended
-        if self._tries:
-            self._wanted = [int(row == asked.index(True)) for row in range(len(asked))]
-        elif self.rule == OWN:
+        if self.rule == OWN:
             self._wanted = self._worth(n_made=1)
         kept = self.drafting
         self.drawn = [drawn + keeps for drawn, keeps in zip(self.drawn, kept, strict=True)]
-        if self.rule == EACH and not self._tries:
+        if self.rule == EACH:
             self._wanted = self._worth()
         return kept
 
     def lengths(self) -> list[int]:
         """Decide before anything is drafted, for drafters that are not asked in between."""
-        if self._tries:
-            self.drawn[self.most.index(max(self.most))] = min(1, max(self.most))
-        else:
-            self.drawn = self.most if self.rule == PUBLISHED else self._worth()
+        self.drawn = self.most if self.rule == PUBLISHED else self._worth()
         return self.verified()
 
     def verified(self) -> list[int]:
@@ -126,7 +124,7 @@ class Budget:
         There tokens are admitted by falling survival until the rate falls for the first time. To take the highest rate
         of all would be to look at survivals that depend on the token to be judged.
         """
-        if self.rule == PUBLISHED and not self._tries:
+        if self.rule == PUBLISHED and self.rate:
             fixed = self.costs.outside + self.costs.drafts(self.n_texts, self.drawn)
             self.most, self.drawn = self.drawn, [0] * len(self.drawn)
             self.drawn = self._surest(slice(None), self.longest, fixed)
