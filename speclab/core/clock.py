@@ -68,5 +68,9 @@ def busy() -> str | None:
     n_cores = os.cpu_count() or 1
     if startup.LOAD is None or SHARE * n_cores >= startup.LOAD:
         return None
-    load = f"load average {startup.LOAD:.1f} on {n_cores} cores"
-    return f"other work uses this machine ({load}), so times and speedups may be rough"
+    return f"other work uses this machine: {what_load_means(startup.LOAD, n_cores)}"
+
+
+def what_load_means(load: float, n_cores: int) -> str:
+    rough = "so times and speedups may be rough, and where passes wait for cores, a draft may gain more"
+    return f"load average {load:.1f} on {n_cores} cores, {rough}"

@@ -6,6 +6,7 @@ lines about their origin, their texts and their noise.
 
 import math
 
+from speclab.core.clock import what_load_means
 from speclab.models import padding
 from speclab.present import tables
 from speclab.present.tables import Block, Heading, Lines, Table, cells, interval, number, speedup, speedup_of
@@ -163,8 +164,7 @@ def remarks(run: LabRun) -> list[str]:
 def busy_line(run: Head) -> str | None:
     if (probe := run.machine.get("probe")) is None or probe["free"]:
         return None
-    load = f"load average {number(probe['load'], 1)} on {run.machine['cores']} cores"
-    return f"BUSY when the run began: {load}, so times and speedups may be rough"
+    return f"BUSY when the run began: {what_load_means(probe['load'], run.machine['cores'])}"
 
 
 def wrong_line(run: LabRun) -> str | None:
