@@ -189,29 +189,33 @@ def _write(paint: Painter, run: ComparisonRun, folder: Path, name: str) -> Path 
 
 
 def speedup_panels(runs: list[ComparisonRun]) -> list[Panel]:
-    """Draw the speedup against k, with the forecast and the book's formula: a panel for every temperature, run and
-    number of texts at a time, a colour and a marker for each draft. Rows on auto stand at a place of their own."""
+    """Draw the speedup against k, with the forecast and the book's formula: a panel for every temperature and run, a
+    colour and a marker for each draft. Rows on auto stand at a place of their own. Of a batch it is drawn against the
+    number of texts at a time, and each k has a colour, too."""
     named = [(screen.target_name(run) * (len(runs) > 1), row) for run in runs for row in screen.drafted(run)]
-    rows = [row for _, row in named]
-    ticks = {k: f"{k:g}" for k in sorted({row.draft_length for row in rows if not row.auto})}
-    auto = max(ticks, default=0) + 2
-    ticks |= {auto: "auto"} if any(row.auto for row in rows) else {}
-    methods = dict.fromkeys(row.method.removesuffix(AUTO) for row in rows)
-    panels = []
-    places = dict.fromkeys((row.temperature, name, row.n_texts) for name, row in named)
-    for temperature, name, n in sorted(places, key=lambda place: place[0]):
-        series, batch = list[Series](), f"B = {n}" * any(row.n_texts > 1 for row in rows)
-        title = ", ".join(filter(None, [name, temperature_name(temperature), batch]))
-        here = (row for own, row in named if (row.temperature, own, row.n_texts) == (temperature, name, n))
-        of_panel = sorted(here, key=lambda row: row.draft_length)
-        for look, method in enumerate(methods):
-            of_draft = [row for row in of_panel if row.method.removesuffix(AUTO) == method]
-            values = {auto if row.auto else row.draft_length: with_interval(row) for row in of_draft}
-            series.append(Series(short(method, 16), values, look))
+    rows, of_batch = [row for _, row in named], any(row.n_texts > 1 for _, row in named)
+    longest = max((row.draft_length for row in rows if not row.auto), default=0)
+
+    def place(row: Row) -> int:
+        return row.n_texts if of_batch else longest + 2 if row.auto else row.draft_length
+
+    def arm(row: Row) -> str:
+        length = "auto" if row.auto else f"k = {row.draft_length}"
+        return short(row.method.removesuffix(AUTO), 16) + f", {length}" * of_batch
+
+    ticks = {place(row): "auto" if row.auto and not of_batch else str(place(row)) for row in sorted(rows, key=place)}
+    arms, panels = dict.fromkeys(map(arm, rows)), []
+    places = dict.fromkeys((row.temperature, name) for name, row in named)
+    for temperature, name in sorted(places, key=lambda one: one[0]):
+        here = sorted((row for own, row in named if (row.temperature, own) == (temperature, name)), key=place)
+        series = list[Series]()
+        for look, of_arm in enumerate([row for row in here if arm(row) == one] for one in arms):
+            series.append(Series([*arms][look], {place(row): with_interval(row) for row in of_arm}, look))
             for (key, label), style in zip(PREDICTIONS.items(), STYLES, strict=False):
-                known = plain((row.draft_length, getattr(row, key)) for row in of_draft if not row.auto)
+                known = plain((place(row), getattr(row, key)) for row in of_arm if of_batch or not row.auto)
                 series.append(Series(label, known, look, style))
-        panels.append(Panel(series, "draft length k", title=title, ticks=ticks))
+        title = ", ".join(filter(None, [name, temperature_name(temperature)]))
+        panels.append(Panel(series, "texts at a time" if of_batch else "draft length k", title, ticks, of_batch))
     return panels
 
 

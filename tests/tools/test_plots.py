@@ -23,13 +23,10 @@ def test_every_committed_picture_is_made_from_a_record_and_shown_by_a_page(tmp_p
     assert drawn & of_git == plots.shown() & of_git
 
 
-def test_one_record_is_drawn(tmp_path):
+def test_one_record_is_drawn_and_a_benchmarks_has_no_picture(tmp_path):
     record = ROOT / "results" / "cpu-2-cores-c-smollm2.json"
     names = [f"{step.args[-1]}.png" for step in plots.pictures(record, tmp_path)]
     assert plots.main([str(record), "--out", str(tmp_path)]) == 0
     assert names
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
-
-
-def test_a_benchmarks_record_has_no_picture(tmp_path):
     assert plots.pictures(ROOT / "results" / "cpu-2-cores-c-peers.json", tmp_path) == []
