@@ -89,7 +89,7 @@ def with_rounds(costs: StepCosts, decoding: BatchDecoding, n_texts: int, k: int,
     if plain is None or not n_drafted:
         return replace(costs, outside=outside)
     own = max(0.0, outside - plain) / (n_drafted * n_texts)
-    return replace(costs, outside=plain, draft=[own * n for n in range(len(costs.draft))])
+    return replace(costs, outside=plain, draft=[own * n for n in range(len(costs.draft))], by_row=True)
 
 
 def trace_of(rounds: Sequence[Round]) -> Trace:
@@ -117,10 +117,8 @@ def time_passes(config: RunConfig, context: int, sizes: Sequence[int]) -> dict[s
     timed: dict[tuple[str, Pass], list[float]] = {}
     batches = {name: BatchedModel(model, 1) for name, model in models.items()}
     for name, batch in batches.items():
-        read, multiplied = (
-            {(1, n * context) for n in sizes},
-            {(n * width, context) for n in sizes for width in widths[name]},
-        )
+        read = {(1, n * context) for n in sizes}
+        multiplied = {(n * width, context) for n in sizes for width in widths[name]}
         timed |= {(name, one): [] for one in sorted(read | multiplied)}
         batch.start(max(map(sum, read | multiplied)))
         batch.fill(seed=0)
@@ -149,8 +147,8 @@ def simulate(
     prefills: Sequence[float] = (),
 ) -> Simulated:
     """Decode these texts, n_rows at a time. Steps count in which every row has a text; all of them where texts come
-    at random, in these seconds. prefills: seconds of the pass over each text's prompt, for which all others wait; as
-    where it is measured, this wait crowds the machine and is no part of a user's own speed."""
+    at random, each so many seconds after the start. prefills: seconds of the pass over each text's prompt, for which
+    all others wait; as where it is measured, this wait crowds the machine and is no part of a user's own speed."""
     random, n = np.random.default_rng(0), len(traces)
     coins = [random.random(len(trace.accepts)) for trace in traces]  # of each token of a text, whoever drafts it
     arrival, at = [*(arrivals or [0.0] * n), np.inf], [1] * n  # at: tokens of each text so far
@@ -173,6 +171,7 @@ def simulate(
             right[row] = int(np.append(coin[: most[row]] < known[: most[row]], False).argmin())
         drafted = passes = most  # tokens of each row that are verified; passes of the draft for it
         if rule == ORACLE:
+            budget = Budget(costs, OWN, max(k, 1))  # it never tries what does not pay
             budget.begin(right, len(rows))
             budget.accepts = [[1 - 1e-9] * max(k, 1)] * n_rows  # the first tokens of all rows come first
             budget.rate = sums[0] / sums[1] if sums[1] else len(rows) / costs.of_length(len(rows), 0)[0]

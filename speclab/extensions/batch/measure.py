@@ -90,7 +90,8 @@ def compare_batches(
     rows = rows_of(lines)
     expected = {} if measured.stop else expected_speedups(decoded)
     for row in rows:
-        row.forecast = expected.get((row.draft, row.draft_length, row.n_texts)) if row.draft else None
+        if row.draft and row.prompt_kind == "all":
+            row.forecast = expected.get((row.draft, row.draft_length, row.n_texts))
     kinds = list(dict.fromkeys(line.prompt_kind for line in lines))
     run = ComparisonRun(
         **config.head(measured),
@@ -177,7 +178,7 @@ def _decoding(
     config: RunConfig, one: BatchArm, engine: Engine, numbers: list[int], budget: int, come: Sequence[float] = ()
 ) -> BatchDecoding:
     """Make a way to decode ready to work on these requests; each has random numbers of its own, the same in every
-    way. come: the seconds in which they come; empty: all are there from the start."""
+    way. come: when they come, in seconds from the start; empty: all are there then."""
     setup, sampling, (target, drafter) = config.setup, config.setup.sampling_at(config.temperatures[0]), engine
     settings = (DecodeSettings(budget, sampling, seed=config.seed * 1009 + i) for i in range(len(numbers)))
     prompts = [config.prompts[number].ids.to(setup.device) for number in numbers]
@@ -190,8 +191,8 @@ def _decoding(
 
 
 def arrivals(decoded: Batches, n_texts: int, n: int) -> list[float]:
-    """Return the seconds in which n texts come (a Poisson process), the same in every way; empty where all are there
-    from the start."""
+    """Return when n texts come, in seconds from the start (a Poisson process), the same in every way; empty where all
+    are there then."""
     seconds = decoded.plain[n_texts].of_length(n_texts, 0)[0] * (decoded.config.max_new_tokens - 1)
     random, load = np.random.default_rng((decoded.config.seed, 1)), decoded.load  # not the coins of a forecast
     return random.exponential(seconds / (load * n_texts), n).cumsum().tolist() if load else []
@@ -261,6 +262,8 @@ def expected_speedups(decoded: Batches) -> dict[tuple[str, int, int], float]:
             costs = _costs(decoded, one, of_one, sizes[-1])
             rules, traces = {FIXED: name}, [expectations.trace_of(of_one.rounds[i]) for i in sorted(of_one.rounds)]
             if isinstance(chooses, Budgeted):
+                if len(chooses.parts) > 1:
+                    continue  # along a known text only one part of a hybrid is known
                 rules, traces = {chooses.rule: name}, [*known_traces(decoded, name, k)]
                 rules |= {ORACLE: f"{chooses.name} {ORACLE}"} if chooses.rule == OWN else {}
             for n, (rule, named) in itertools.product(sizes, rules.items()):

@@ -5,8 +5,8 @@ survival, so many tokens of all rows are drafted, and verified, as maximise
 
     expected tokens of the step - S * seconds of the step
 
-S is the rate, in tokens per second of all rows, that the best fixed length is expected to reach. With one row that is
-the rule of speclab/drafts/lengths.py. Other rules stand beside it:
+S is the rate, in tokens per second of all rows, that the best fixed length is expected to reach. With one row and a
+greedy draft model that is the rule of speclab/drafts/lengths.py. Other rules stand beside it:
 
     each        every row decides as if it were alone, by what rounds of one text cost
     published   all rows draft k tokens; then, token by token, the rate (rows + sum of survivals) / seconds of this step
@@ -34,9 +34,10 @@ OWN, EACH, PUBLISHED = RULES = ("auto", "each", "published")  # as -k has them
 class StepCosts:
     """Seconds of what a step over n texts does.
 
-    outside: of the loop. target: of a pass over 0, 1, ... tokens of one text. texts: what reading 0, 1, ... texts takes
-    more than reading one. draft: of drafting a further token in 0, 1, ... texts. pads: whether all rows of a pass have
-    as many tokens as the longest one, as on all engines but `c`.
+    outside: what the loop takes besides its passes. target[n]: a pass over n tokens of one text. texts[n]: what reading
+    the caches of n texts takes more than reading that of one. draft[n]: drafting a further token in n texts. pads: all
+    rows of a pass have as many tokens as the longest one, as on all engines but `c`. by_row: the draft makes no passes
+    over several rows.
     """
 
     outside: float
@@ -44,6 +45,7 @@ class StepCosts:
     texts: Sequence[float]
     draft: Sequence[float]
     pads: bool = False
+    by_row: bool = False
 
     def verify(self, n_texts: int, total: int, deepest: int) -> float:
         """Of the target's pass, for `total` drafted tokens in all, and `deepest` in the row that has most of them."""
@@ -51,7 +53,7 @@ class StepCosts:
 
     def drafting(self, n_texts: int, n_drafting: int) -> float:
         """Of drafting one more token in some of the rows."""
-        return self.draft[n_texts if self.pads and n_drafting else n_drafting]
+        return self.draft[n_texts if self.pads and not self.by_row and n_drafting else n_drafting]
 
     def drafts(self, n_texts: int, lengths: Sequence[int]) -> float:
         """Of drafting so many tokens in each row."""
@@ -67,12 +69,12 @@ class Budget:
     """Decides in every step how many tokens each row drafts, and learns from what was accepted.
 
     drawn: tokens of each row that this step verifies, so far. most: no more than so many; once `verified` is called,
-    with the rule published, so many as were drafted. rate: S; 0 in a step that tries a token.
+    with the rule published, so many as were drafted.
     """
 
     def __init__(self, costs: StepCosts, rule: str = OWN, longest: int = LONGEST):
         self.costs, self.rule, self.longest, self.seen = costs, rule, longest, Acceptance()
-        self._n_idle = 0  # steps without a draft
+        self._n_idle = 0  # steps in which rows could have drafted, and none did
 
     def begin(self, most: Sequence[int], n_texts: int) -> None:
         """A step over so many texts begins. most: tokens that each row may draft; 0 for a row without a text."""
@@ -83,16 +85,15 @@ class Budget:
         self._said: list[list[Tally]] = [[] for _ in most]  # of each token, earlier ones with such a probability
         seconds, tokens = self.costs.of_length(self.n_texts, self.longest), expected_tokens(chain)
         self.rate, shorter = max((self.n_texts * tokens[i] / seconds[i], -i) for i in range(self.longest + 1))
-        if tries := self._n_idle >= PAUSE - 1:  # one token of one row, again, as if its seconds had no price
-            row = self.most.index(max(self.most))
-            self.most, self.rate = [min(n, int(i == row)) for i, n in enumerate(self.most)], 0.0
-        first = self.longest if tries or self.rule == PUBLISHED else -shorter
+        self._n_idle += any(self.most)  # until something is verified
+        self._tries = self._n_idle >= PAUSE  # one token of one row, again
+        first = self.longest if self.rule == PUBLISHED else int(self._tries) or -shorter
         self._wanted = [min(n, first) for n in self.most]  # as many tokens as each row is to draft, as known so far
 
     @property
     def drafting(self) -> list[bool]:
-        """Which rows draft a further token. Nothing sets their first ones apart: they are asked of all rows or of none,
-        but for one that is tried."""
+        """Which rows draft a further token. The first one is drafted by all rows or by none: so early nothing is known
+        that distinguishes them, and each of them reads what it has not read yet."""
         return [drawn < wanted for drawn, wanted in zip(self.drawn, self._wanted, strict=True)]
 
     def admits(self, tops: Sequence[float]) -> list[bool]:
@@ -105,17 +106,22 @@ class Budget:
                 self.accepts[row][self.drawn[row]] = self._said[row][-1].rate
             else:
                 self.most[row] = self.drawn[row]  # its draft has ended
-        if self.rule == OWN:
+        if self._tries:
+            self._wanted = [int(row == asked.index(True)) for row in range(len(asked))]
+        elif self.rule == OWN:
             self._wanted = self._worth(n_made=1)
         kept = self.drafting
         self.drawn = [drawn + keeps for drawn, keeps in zip(self.drawn, kept, strict=True)]
-        if self.rule == EACH:
+        if self.rule == EACH and not self._tries:
             self._wanted = self._worth()
         return kept
 
     def lengths(self) -> list[int]:
         """Decide before anything is drafted, for drafters that are not asked in between."""
-        self.drawn = self.most if self.rule == PUBLISHED else self._worth()
+        if self._tries:
+            self.drawn[self.most.index(max(self.most))] = min(1, max(self.most))
+        else:
+            self.drawn = self.most if self.rule == PUBLISHED else self._worth()
         return self.verified()
 
     def verified(self) -> list[int]:
@@ -124,11 +130,11 @@ class Budget:
         There tokens are admitted by falling survival until the rate falls for the first time. To take the highest rate
         of all would be to look at survivals that depend on the token to be judged.
         """
-        if self.rule == PUBLISHED and self.rate:
+        if self.rule == PUBLISHED and not self._tries:
             fixed = self.costs.outside + self.costs.drafts(self.n_texts, self.drawn)
             self.most, self.drawn = self.drawn, [0] * len(self.drawn)
             self.drawn = self._surest(slice(None), self.longest, fixed)
-        self._n_idle = 0 if any(self.drawn) else self._n_idle + 1
+        self._n_idle *= not any(self.drawn)
         return self.drawn
 
     def _worth(self, n_made: int = 0) -> list[int]:

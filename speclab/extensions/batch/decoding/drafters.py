@@ -37,7 +37,7 @@ class RowByRow:
         self.rows = [copy.deepcopy(drafter) for _ in range(n_rows)]
 
     def start(self, target: BatchedModel, sampling: Sampling, longest: int) -> None:
-        """Drop all texts. longest: the most tokens that a row may hold at once, drafted ones included."""
+        """longest: the most tokens that a row may hold at once, drafted ones included."""
         self._target, self._sampling = target, sampling
 
     def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
@@ -54,7 +54,7 @@ class RowByRow:
         nothing = as_draft([], self._target.device)
         if self.budget:
             pairs = zip(self.rows, k, strict=True)
-            found = [len(row.lookup(n)) if isinstance(row, Lookup) else n for row, n in pairs]
+            found = [len(row.lookup(n)) if n and isinstance(row, Lookup) else n for row, n in pairs]
             self.budget.begin(found, sum(n > 0 for n in k))
             k = self.budget.lengths()
         triples = zip(self.rows, k, uniforms.split(1), strict=True)
@@ -85,7 +85,7 @@ class BatchedModelDrafter:
         self._sampling, self._vocab_size, n_rows = sampling, target.vocab_size, self.draft.n_rows
         self._not_fed: list[list[int]] = [[] for _ in range(n_rows)]  # committed, not in the draft's cache yet
         self._n_committed = [0] * n_rows
-        # It catches up with the last committed token and a drafted one before it; after steps without drafts with more.
+        # It catches up with the last committed token and a drafted one before it; after PAUSE idle steps with more.
         self.draft.start(longest + PAUSE + 2, range(1, 3))
 
     def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:

@@ -20,7 +20,7 @@ Clock = Callable[[], float]
 
 
 class Request(NamedTuple):
-    """A text to decode: its prompt, (1, prompt length) ids, its settings, and the second in which it comes."""
+    """A text to decode: its prompt, (1, prompt length) ids, its settings, and when it comes, in seconds."""
 
     prompt: Tensor
     settings: DecodeSettings

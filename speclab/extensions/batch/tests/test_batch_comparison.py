@@ -54,6 +54,7 @@ def test_a_run_leaves_its_record_page_and_picture(run, tmp_path):
     assert len(made.noise) == len(sizes)
     assert all(row.speedup == 1 for row in rows if row.draft is None)
     assert all(row.forecast for row in rows if row.draft)
+    assert not any(row.forecast for row in made.rows if row.prompt_kind != "all"), "nobody forecasts a kind"
     again = rows_of(made.raw)
     for name in ("speedup", "speedup_low", "verdict", "tokens_per_second", "acceptance_rate", "n_texts"):
         assert [getattr(row, name) for row in again] == pytest.approx([getattr(row, name) for row in made.rows])
@@ -197,6 +198,7 @@ def test_what_rounds_take_outside_of_passes():
     assert with_rounds(free, made, 2, 2, None).outside == pytest.approx(2.0)
     own = with_rounds(free, made, 2, 2, 0.5)
     assert (own.outside, own.draft[:3]) == (0.5, pytest.approx([0.0, 0.5, 1.0]))
+    assert replace(own, pads=True).drafts(2, [2, 0]) == pytest.approx(1.0), "only the row that drafts is paid"
     plain = SimpleNamespace(rounds={0: [Round([1] * 4)]}, full=lambda n: [({0: 4}, 6.0)])
     assert with_rounds(free, plain, 1, 0, None).outside == pytest.approx(0.5)
 

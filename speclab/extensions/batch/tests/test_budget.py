@@ -79,11 +79,24 @@ def test_what_never_pays_is_tried_now_and_then():
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_drafter_that_is_not_asked_tries_now_and_then(rule):
+    """Steps in which nothing can be drafted are no reason."""
     budget, made = Budget(costs(2.0, 0.0), rule), []
+    for _ in range(2 * PAUSE):
+        budget.begin([0, 0], 2)
+        assert budget.lengths() == [0, 0]
     for _ in range(2 * PAUSE):
         budget.begin([3, 3], 2)
         made.append(budget.lengths())
     assert made == 2 * [*[[0, 0]] * (PAUSE - 1), [1, 0]]
+
+
+def test_a_draft_that_never_pays_keeps_up_in_every_row():
+    """A tried token is drafted by all rows. A row that is not asked for long would have more to read than fits."""
+    target, drafter = pair()[0], of_batch(ModelDrafter(pair()[1]), 2)
+    drafter.budget = Budget(costs(2.0, 2.0))
+    asked = [Request(request.prompt, DecodeSettings(128)) for request in requests()[:2]]
+    found = by_text(speculative_decode_batch(BatchedModel(target, 2), drafter, asked, 8), 2)
+    assert list(map(tokens_of, found)) == [tokens_of(autoregressive_decode(target, *one[:2])) for one in asked]
 
 
 def test_one_row_goes_as_far_as_auto_does():

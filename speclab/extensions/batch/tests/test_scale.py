@@ -39,11 +39,3 @@ def test_the_page_is_what_is_simulated():
     row = next(line for line in page.splitlines() if "71.8" in line)
     assert "SIMULATION" in row
     assert " ".join(row.split()) in " ".join((ROOT / "results" / "batch-scale.md").read_text().split())
-
-
-def test_a_record_that_is_missing_is_named(tmp_path, monkeypatch, capsys):
-    """As beside an installed package."""
-    scale.recorded.cache_clear()
-    monkeypatch.setattr(scale, "ROOT", tmp_path)
-    assert scale.main([]) == 3
-    assert "batch-scale.json is no record that can be read here: No such file" in capsys.readouterr().err
