@@ -22,11 +22,12 @@ from speclab.drafts.heads.files import read_head
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.models import loading, padding
 from speclab.models.cached import CachedModel, check_prompt
-from speclab.models.family import check_family
+from speclab.models.family import NoFastBackend, check_family
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.system import extensions
 from speclab.system.errors import UsageProblem
+from speclab.system.terminal import note
 
 OTHER_FAMILY = "use as draft a FOLDER with a model of its family, ngram, or hybrid:ngram+FOLDER"
 USUAL_HYBRID = "suffix+feature"
@@ -198,7 +199,10 @@ def head_choice(
         drafter: Any = make_head(place, target.model, own_width)
         target.hidden_layers = tuple(sorted({*target.hidden_layers, *drafter.head.config.layers}))
         if isinstance(drafter, FeatureDrafter) and target.engine == "c":
-            drafter.use_c()
+            try:
+                drafter.use_c()
+            except NoFastBackend as why:
+                note(f"{name} drafts eagerly: {why}")
         return drafter
 
     label = f"{name}:{loading.short_name(argument)}" if argument else name

@@ -1,7 +1,7 @@
 """What a model is made of, read from the library's modules: what pass.c has to know of it.
 
-Families differ in a few parts, and most share names for them. A family that is not in `FAMILIES` runs eagerly. Whether
-the parts were read rightly is not believed: the logits are held against the library's own (models/setup.py).
+Families differ in a few parts, and most share names for them. A family that is not in `FAMILIES` runs eagerly. What is
+read here may be wrong, so the logits are compared with the library's own (models/setup.py).
 """
 
 import functools
@@ -16,7 +16,7 @@ from speclab.models.family import NoFastBackend, cached_layers
 
 LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gemma", "gemma2", "gemma3_text", "olmo2")
 FAMILIES = (*LIKE_LLAMA, "gpt2", "gpt_neox")
-ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu_fast": 2}
+ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu_fast": 2}
 # By the names of pass.c, where families have the parts of a layer; those with a space between are one below another.
 LAYER = {
     "before_attention": ("input_layernorm", "ln_1"),
@@ -81,15 +81,20 @@ def rotary_of(rotary: Any, names: list[str]) -> Parts:
     return {"frequencies": frequencies, "factors": factors, **sizes}
 
 
+def activation_of(name: str) -> int:
+    """Return its number in pass.c. Raises NoFastBackend for one that it does not know."""
+    if name not in ACTIVATIONS:
+        raise NoFastBackend(f"the engine c does not know the activation {name}")
+    return ACTIVATIONS[name]
+
+
 @torch.no_grad()
 def parts_of(model: PreTrainedModel) -> Parts:
     """Read the parts of a model. Raises NoFastBackend for a family, or an activation, that pass.c does not know."""
     config, base, family = model.config, model.base_model, model.config.model_type
-    activation = find(config, "hidden_activation", "hidden_act", "activation_function")
+    activation = activation_of(find(config, "hidden_activation", "hidden_act", "activation_function"))
     if family not in FAMILIES:
         raise NoFastBackend(f"the engine c does not know {family}")
-    if activation not in ACTIVATIONS:
-        raise NoFastBackend(f"the engine c does not know the activation {activation}")
     layers, table, rotary = decoder_layers(model), model.get_input_embeddings(), getattr(base, "rotary_emb", None)
     attention, last = find(layers[0], "self_attn", "attn", "attention"), find(base, "norm", "ln_f", "final_layer_norm")
     heads, size = config.num_attention_heads, find(attention, "head_dim", "head_size")
@@ -105,7 +110,7 @@ def parts_of(model: PreTrainedModel) -> Parts:
         "kv_heads": getattr(config, "num_key_value_heads", None) or heads,
         "head_size": size,
         "epsilon": find(last, "variance_epsilon", "eps"),
-        "activation": ACTIVATIONS[activation],
+        "activation": activation,
         "attention_scale": find(attention, "scaling") or size**-0.5,
         "places": find(base, "wpe.weight"),
         "centred": isinstance(last, nn.LayerNorm),

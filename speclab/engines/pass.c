@@ -1,7 +1,7 @@
 /* One pass of a decoder over m new tokens, in C: all that a step of decoding computes. c_pass.py calls it, and parts.py
    says which model has which of the parts below.
 
-   A pass looks up the tokens' embeddings and runs them through layers. In each layer a token's query is held against
+   A pass looks up the tokens' embeddings and runs them through layers. In each layer a token's query is multiplied with
    the keys of all tokens that it may read, it takes a mean of their values, and a small network (the MLP) follows.
    Keys and values stay in pages of memory (the cache), so that the next pass reads them and computes none of them
    again. The last state of a token, times the output matrix, gives the logits of the token after it.

@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation, appended, rotations
 from speclab.engines.eager import layer_outputs
-from speclab.engines.parts import ACTIVATIONS, Parts, layer_parts, pair, rotary_of
+from speclab.engines.parts import Parts, activation_of, layer_parts, pair, rotary_of
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,8 @@ def _for_queries(part: Tensor, queries: Tensor) -> Tensor:
 
 
 def parts_of_head(head: FeatureHead) -> Parts:
-    """Return what the engine `c` has to know of a head; fusing what the target gave is not among it."""
+    """Return what the engine `c` has to know of a head; fusing what the target gave is not among it. Raises
+    NoFastBackend for an activation that pass.c does not know."""
     layer, block = head.layers[0], head.config.block
     attention = layer.self_attn
     return {
@@ -179,7 +180,7 @@ def parts_of_head(head: FeatureHead) -> Parts:
         "kv_heads": attention.n_keys,
         "head_size": attention.head_size,
         "epsilon": block.rms_norm_eps,
-        "activation": ACTIVATIONS[block.hidden_act],
+        "activation": activation_of(block.hidden_act),
         "attention_scale": attention.head_size**-0.5,
         "states": pair(layer.hidden_norm),
         "beside": True,
