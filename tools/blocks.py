@@ -12,7 +12,7 @@ from speclab.present import report, screen, tables
 from speclab.records.files import ComparisonRun, read
 from speclab.records.rows import AUTO, Row, lookup_shares
 from speclab.system.files import ROOT
-from speclab.theory.attribution import prediction_errors, prediction_rows
+from speclab.theory.attribution import prediction_errors
 from speclab.theory.formulas import book_formula, expected_tokens_per_round
 
 RESULTS, PAIR = ROOT / "results", ROOT / "models" / "lab-pair"
@@ -181,7 +181,7 @@ def book_table() -> str:
 
 def errors() -> str:
     """The error of each prediction, over all rows of the full run."""
-    table = report.errors_table(prediction_rows(comparison(FULL_RUN).rows))
+    table = report.errors_table(comparison(FULL_RUN).rows)
     return tables.show([table], markdown=True).strip()
 
 
@@ -191,7 +191,7 @@ def errors_by_record() -> str:
     for path in (FULL_RUN, DEFAULT_RUN, REAL_RUN, LARGE_RUN, GPU_RUN):
         for run in comparison(path).parts:
             rows = [row for row in run.rows if row.prompt_kind == "all"]
-            errors = [prediction_errors(prediction_rows(some))["forecast"] for some in (rows, run.rows)]
+            errors = [prediction_errors(some)["forecast"] for some in (rows, run.rows)]
             name = f"[{screen.target_name(run)}](../results/{path.stem}.md)"
             found.append((name, f"{1e3 * screen.step_seconds(run):.3g}", errors))
 
@@ -205,6 +205,7 @@ def errors_by_record() -> str:
         "median error": error(0, "median"),
         "largest": error(0, "max"),
         "by kind: median": error(1, "median"),
+        "largest by kind": error(1, "max"),
     }
     return shown(found, cells)
 
@@ -252,7 +253,7 @@ def methods() -> str:
     """The fastest and the slowest draft for each kind of prompt."""
     regimes = [
         (target, kind, temperature, rows)
-        for target, path in (("lab pair", DEFAULT_RUN), ("lab:200m", LARGE_RUN))
+        for target, path in (("lab pair", FULL_RUN), ("lab:200m", LARGE_RUN))
         for temperature in (0.0, 0.8)
         for kind in ("code", "prose", "copy")
         if (rows := drafted(comparison(path), kind, temperature))

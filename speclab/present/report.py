@@ -8,7 +8,7 @@ from speclab.present.screen import noise_lines, provenance, screen, target_name
 from speclab.present.tables import Block, Cell, Heading, Lines, Markdown, Table, cells, number, prediction, speedup
 from speclab.records.files import ComparisonRun
 from speclab.records.rows import AUTO, Row, lookup_shares
-from speclab.theory.attribution import EFFECTS, PREDICTORS, factors, prediction_errors, prediction_rows
+from speclab.theory.attribution import EFFECTS, PREDICTORS, factors, prediction_errors
 
 COSTS = (
     "c, v and o are costs in decode steps of the target: of a drafted token, a pass over k + 1 tokens, the rest of a "
@@ -47,7 +47,7 @@ def _details(run: ComparisonRun, is_first: bool = True) -> list[Block]:
     kinds_at = run.rows[0].temperature if is_first and run.rows else None
     shown = [row for row in run.rows if row.prompt_kind == "all" or row.temperature == kinds_at]
     blocks: list[Block] = [Heading("Rows"), rows_table(shown), Lines([ROWS, COSTS] * is_first)]
-    blocks.append(errors_table(prediction_rows(run.rows)))
+    blocks.append(errors_table(run.rows))
     if shares := lookup_shares(run.raw):
         blocks += [Heading("Rounds in which a lookup drafts"), shares_table(shares), Lines([SHARES] * is_first)]
     ladder, effects = ladder_table(run.rows), [LADDER, *(f"{name}: {meaning}" for name, meaning in EFFECTS.items())]
@@ -69,11 +69,10 @@ def rows_table(rows: list[Row]) -> Table:
 
 
 def errors_table(rows: list[Row]) -> Table:
-    """Show how far each predictor was off over the given rows: |predicted / measured - 1|."""
-    kinds = ", ".join(dict.fromkeys(row.prompt_kind for row in rows))
+    """Show how far each predictor was off over these rows, of each kind of prompts where it knows those."""
     heads: dict[str, Cell] = {
         "prediction": lambda error: PREDICTORS[error[0]],
-        f"rows ({kinds})": lambda error: str(error[1]["n"]),
+        "rows": lambda error: str(error[1]["n"]),
         "median error": lambda error: f"{error[1]['median']:.1%}",
         "largest error": lambda error: f"{error[1]['max']:.1%}",
     }

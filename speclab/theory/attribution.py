@@ -164,18 +164,14 @@ def factors(row: Row) -> dict[str, float]:
     return {name: after / before for name, (before, after) in zip(EFFECTS, pairwise(speedups), strict=True)}
 
 
-def prediction_rows(rows: list[Row]) -> list[Row]:
-    """Return the speculative rows whose errors count: each prompt once, so either the kinds of prompt or "all"."""
-    speculative = [row for row in rows if row.draft]
-    return [row for row in speculative if row.prompt_kind != "all"] or speculative
-
-
 def prediction_errors(rows: list[Row]) -> dict[str, dict[str, float]]:
-    """Return a dict: predictor -> {"n": rows it predicts, "median": of |error|, "max": of |error|}, of all given rows
-    (`prediction_rows`). The error is predicted / measured - 1. Predictors without rows are left out."""
+    """Return a dict: predictor -> {"n": rows it predicts, "median": of |error|, "max": of |error|}. The error is
+    predicted / measured - 1. Each prompt counts once: in the rows of the kinds of prompts, or else in those of "all".
+    Predictors without rows are left out."""
     summary = {}
     for predictor in PREDICTORS:
-        pairs = [(getattr(row, predictor), row.speedup) for row in rows]
-        if misses := [abs(predicted / measured - 1) for predicted, measured in pairs if predicted is not None]:
+        known = [row for row in rows if row.draft and getattr(row, predictor) is not None]
+        counted = [row for row in known if row.prompt_kind != "all"] or known
+        if misses := [abs(getattr(row, predictor) / row.speedup - 1) for row in counted]:
             summary[predictor] = {"n": len(misses), "median": median(misses), "max": max(misses)}
     return summary

@@ -194,11 +194,10 @@ def test_errors_have_the_right_median_and_maximum():
 
 def test_each_prompt_counts_once_in_the_errors():
     rows = make_run(temperatures=(0.0,)).rows
-    assert {r.prompt_kind for r in attribution.prediction_rows(rows)} == set(KINDS)
-    assert len(attribution.prediction_rows(rows)) == 24
-    whole = [r for r in rows if r.prompt_kind == "all"]
-    assert {r.prompt_kind for r in attribution.prediction_rows(whole)} == {"all"}
-    assert all(r.draft for r in attribution.prediction_rows(whole))
+    of_kinds = [replace(r, forecast=2.0 * r.speedup) for r in rows if r.prompt_kind != "all"]
+    whole = [replace(r, forecast=3.0 * r.speedup) for r in rows if r.prompt_kind == "all"]
+    for_kinds, for_all = (attribution.prediction_errors(given)["forecast"] for given in ([*of_kinds, *whole], whole))
+    assert (for_kinds["n"], for_all["n"], for_kinds["max"], for_all["max"]) == pytest.approx((24, 8, 1, 2))
 
 
 def test_a_prediction_stands_with_its_error():
