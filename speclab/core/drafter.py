@@ -125,7 +125,7 @@ class Drafter:
 
     def pass_widths(self, most: int) -> set[int]:
         """Return the widths of its models' passes for drafts of up to `most` tokens: a model catches up with one token
-        or two, after rounds without a draft with at most four."""
+        or two; where more have waited, it reads at most four in a pass."""
         return {2, 4}
 
     def as_drafted(self, chain: Draft) -> Draft:

@@ -31,7 +31,7 @@ class AcceptResult(NamedTuple):
     n_accepted: Tensor  # (batch,) how many drafted tokens are kept
     next_token: Tensor  # (batch,) the target's own token after them: a correction, or the bonus
     path: Tensor | None = None  # (batch, n) the kept tokens' numbers, then -1; None = the leading ones are kept
-    n_rejected: Tensor | None = None  # (batch,) 1 where a further token was rejected; None = where one was drafted
+    n_rejected: Tensor | None = None  # (batch,) 1 where a drafted token was rejected; None: wherever one was not kept
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not (0 <= self.temperature < float("inf")):
-            raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
+            raise ValueError(f"temperature must be a finite number, 0 or more, got {self.temperature}")
         if self.top_k < 0:
             raise ValueError(f"top-k must be 0 (off) or more, got {self.top_k}")
         if not (0 < self.top_p <= 1):

@@ -9,7 +9,8 @@ baseline, whose rounds give one token each, would pay for that more often than t
 Beside the timed arms run two kinds of instrument, which give the costs that explain the timed arms' speedups: the
 baseline once more (its distance from the first one is the noise floor), and for every draft one decoding with a clock
 on each phase of a round, whose draft lengths change from round to round. The clock and the changes make rounds longer.
-So each draft has a control, too, beside the timed arm that it is like; its costs are scaled to that (theory/costs.py).
+So each draft also has a control, one of its timed arms once more in the same turn, and its costs are scaled to the
+seconds of that (theory/costs.py).
 """
 
 import contextlib

@@ -91,7 +91,7 @@ def row_of(
         n_texts=decoded[0].n_texts,
         n_prompts=len(pairs),
         seconds=seconds,
-        tokens_per_second=counts.n_emitted / seconds,
+        tokens_per_second=(counts.n_emitted + end_to_end * sum(len(s.prefill_seconds) for s in own)) / seconds,
         speedup=before / seconds,
         speedup_low=low,
         speedup_high=high,

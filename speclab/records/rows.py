@@ -184,7 +184,7 @@ class Row(ArmCounts):
     """
 
     n_prompts: Count
-    seconds: Amount  # of decoding, prefill apart
+    seconds: Amount  # of decoding, prefill apart; of `generate`, as its tokens and its speedup, with the prefill
     tokens_per_second: Amount
     speedup: Amount  # a quotient of sums over all prompts and repeats, prefill apart
     speedup_low: float | None

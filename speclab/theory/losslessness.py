@@ -82,14 +82,15 @@ def z_statistics(places: Iterable[Places]) -> ZStatistics:
     """
     sums, n_tokens, n_uncertain = torch.zeros(2, 3, dtype=torch.float64), 0, 0  # (residual and surprise, moments)
     for tokens, target_probs, draft_probs, possible in places:
-        p, at = target_probs.double(), tokens[:, None]
-        values = torch.stack([(draft_probs > p).double(), torch.where(p > 0, -p.log(), 0.0)])  # (2, n, vocab)
-        mean = (p * values).sum(-1)  # (2, n)
+        probs, at = target_probs.double(), tokens[:, None]
+        surprises = torch.where(probs > 0, -probs.log(), 0.0)
+        values = torch.stack([(draft_probs > probs).double(), surprises])  # (2, n, vocab)
+        mean = (probs * values).sum(-1)  # (2, n)
         above = values - mean[..., None]
         emitted = values.gather(-1, at.expand(2, -1, 1))[..., 0]
-        moments = torch.stack([emitted - mean, (p * above**2).sum(-1), (p * above**3).sum(-1)], dim=-1)  # (2, n, 3)
-        tested, is_possible = p.gather(-1, at)[:, 0] > 0, possible.gather(-1, at)[:, 0]
-        sums += moments[:, tested].sum(1)
+        moments = [emitted - mean, (probs * above**2).sum(-1), (probs * above**3).sum(-1)]
+        tested, is_possible = probs.gather(-1, at)[:, 0] > 0, possible.gather(-1, at)[:, 0]
+        sums += torch.stack(moments, dim=-1)[:, tested].sum(1)  # of (2, n, 3)
         sums[1, 0] += torch.where(is_possible, 0.0, torch.inf).sum()
         n_tokens, n_uncertain = n_tokens + len(tokens), n_uncertain + int((is_possible & ~tested).sum())
     residual, surprise = (z_of(*moments) for moments in sums.tolist())

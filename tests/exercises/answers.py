@@ -172,6 +172,7 @@ def mistakes(stem: str) -> dict[str, tuple[str, list[Edit]]]:
         if title.startswith("["):
             function = title.strip("[]")
         elif not title.startswith("#"):
+            assert title not in found, f"two mistakes of {stem} have the name: {title}"
             found[title] = function, edits_in(lines)
     return found
 

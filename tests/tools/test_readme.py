@@ -84,20 +84,6 @@ def test_a_stale_number_is_written_again():
     assert readme.filled(stale) == text
 
 
-def test_nothing_is_written_where_a_record_is_bad(tmp_path, monkeypatch, capsys):
-    """The stale page comes first; the record of the second one is damaged."""
-    (tmp_path / "bad.json").write_text('{"rows": ')
-    pages = tmp_path / "a.md", tmp_path / "b.md"
-    for name, path in zip("ab", pages, strict=True):
-        path.write_text(f"<!-- begin {name} -->\nold\n<!-- end {name} -->\n")
-    blocks = {"a": lambda: "new", "b": lambda: files.read(tmp_path / "bad.json", dict)}
-    monkeypatch.setattr(readme, "PAGES", pages)
-    monkeypatch.setattr(readme, "BLOCKS", blocks)
-    assert readme.main([]) == 3
-    assert "bad.json is no record" in capsys.readouterr().err
-    assert "old" in pages[0].read_text()
-
-
 def test_a_part_of_a_page_of_results_is_found_by_its_headings(tmp_path, monkeypatch):
     """A heading that is not there is a Problem, not an empty block; a long table stays on its own page."""
     (tmp_path / "results").mkdir()

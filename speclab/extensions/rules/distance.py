@@ -34,8 +34,10 @@ def measure(measured: Measurement, arm: Arm, temperature: float) -> float | None
 def distances(rule: Rule, target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     """Return the total variation distance of the law of one tested token with this rule from the target's, place by
     place.  (n, vocab) twice -> (n,); zeros for a lossless rule"""
-    p, q = target_probs.double(), draft_probs.double()
-    return (rule.law(p, q) - p).abs().sum(-1) / 2 if rule.law else torch.zeros(len(p))
+    if not rule.law:
+        return torch.zeros(len(target_probs))
+    target_probs, draft_probs = target_probs.double(), draft_probs.double()
+    return (rule.law(target_probs, draft_probs) - target_probs).abs().sum(-1) / 2
 
 
 def judged_places(rounds: Iterable[RoundCounts], n_tokens: int, k: int, most: int) -> list[Place]:
