@@ -92,8 +92,10 @@ def speculate(
     UsageProblem, and ValueError for a number out of range."""
     k = LONGEST if draft_length == "auto" else draft_length
     for name, n in (("draft_length", k), ("max_new_tokens", max_new_tokens), ("top_k", top_k), ("seed", seed)):
-        if type(n) is not int or not 0 <= n < 2**32:  # other seeds are made from this one, and PyTorch takes 64 bits
-            raise ValueError(f'{name} must be a whole number from 0 to 2**32 - 1 (or draft_length "auto"), got {n!r}')
+        if type(n) is not int or n < 0:
+            raise ValueError(f'{name} must be a whole number, 0 or more (draft_length also "auto"), got {n!r}')
+    if seed >= 2**32:  # other seeds are made from it, and PyTorch takes 64 bits
+        raise ValueError(f"seed must be less than 2**32, as --seed must, got {seed}")
     setup = pair.setup
     settings = DecodeSettings(max_new_tokens, Sampling(temperature, top_k, top_p), setup.eos, seed)
     is_chat = isinstance(prompt, list) and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in prompt)

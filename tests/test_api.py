@@ -64,7 +64,7 @@ def test_a_sampled_text_on_auto_depends_on_its_seed_alone(pair):
 def test_what_cannot_be_is_refused_before_the_first_round(pair, monkeypatch):
     with pytest.raises(ValueError, match="'Auto'"):
         speculate(pair, TEXT, "Auto")
-    whole = [{name: n} for name in ("draft_length", "max_new_tokens", "top_k", "seed") for n in (-1, 2**32, 2.5, True)]
+    whole = [{name: n} for name in ("draft_length", "max_new_tokens", "top_k", "seed") for n in (-1, 2.5, True)]
     for wrong in (*whole, {"temperature": -0.1}, {"top_p": 0}):
         with pytest.raises(ValueError, match=r"must be"):
             speculate(pair, TEXT, **wrong)

@@ -33,7 +33,7 @@ FIRST_GUESS = 0.7  # acceptance before anything is known
 MATCHES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)  # the same for a lookup, after matches of one token, two, ... and more
 WEIGHT = 8.0  # tested tokens that a guess counts as
 HIGHEST = 0.995  # acceptance that is believed
-PAUSE = 8  # the last one of so many rounds without a draft tries one token
+PAUSE = 8  # after PAUSE - 1 rounds without a draft the next one tries one token
 
 
 @dataclass(frozen=True)

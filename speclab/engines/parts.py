@@ -92,9 +92,9 @@ def activation_of(name: str) -> int:
 def parts_of(model: PreTrainedModel) -> Parts:
     """Read the parts of a model. Raises NoFastBackend for a family, or an activation, that pass.c does not know."""
     config, base, family = model.config, model.base_model, model.config.model_type
-    activation = activation_of(find(config, "hidden_activation", "hidden_act", "activation_function"))
     if family not in FAMILIES:
         raise NoFastBackend(f"the engine c does not know {family}")
+    activation = activation_of(find(config, "hidden_activation", "hidden_act", "activation_function"))
     layers, table, rotary = decoder_layers(model), model.get_input_embeddings(), getattr(base, "rotary_emb", None)
     attention, last = find(layers[0], "self_attn", "attn", "attention"), find(base, "norm", "ln_f", "final_layer_norm")
     heads, size = config.num_attention_heads, find(attention, "head_dim", "head_size")

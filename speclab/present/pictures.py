@@ -199,9 +199,8 @@ def speedup_panels(runs: list[ComparisonRun]) -> list[Panel]:
     def place(row: Row) -> int:
         return row.n_texts if of_batch else longest + 2 if row.auto else row.draft_length
 
-    def arm(row: Row) -> str:
-        length = "auto" if row.auto else f"k = {row.draft_length}"
-        return short(row.method.removesuffix(AUTO), 16) + f", {length}" * of_batch
+    def arm(row: Row) -> tuple[str, str]:
+        return row.method.removesuffix(AUTO), (", auto" if row.auto else f", k = {row.draft_length}") * of_batch
 
     ticks = {place(row): "auto" if row.auto and not of_batch else str(place(row)) for row in sorted(rows, key=place)}
     arms, panels = dict.fromkeys(map(arm, rows)), []
@@ -209,8 +208,10 @@ def speedup_panels(runs: list[ComparisonRun]) -> list[Panel]:
     for temperature, name in sorted(places, key=lambda one: one[0]):
         here = sorted((row for own, row in named if (row.temperature, own) == (temperature, name)), key=place)
         series = list[Series]()
-        for look, of_arm in enumerate([row for row in here if arm(row) == one] for one in arms):
-            series.append(Series([*arms][look], {place(row): with_interval(row) for row in of_arm}, look))
+        for look, one in enumerate(arms):
+            of_arm = [row for row in here if arm(row) == one]
+            values = {place(row): with_interval(row) for row in of_arm}
+            series.append(Series(short(one[0], 16) + one[1], values, look))
             for (key, label), style in zip(PREDICTIONS.items(), STYLES, strict=False):
                 known = plain((place(row), getattr(row, key)) for row in of_arm if of_batch or not row.auto)
                 series.append(Series(label, known, look, style))

@@ -184,8 +184,8 @@ class Row(ArmCounts):
     """
 
     n_prompts: Count
-    seconds: Amount  # of decoding, prefill apart; of `generate`, as its tokens and its speedup, with the prefill
-    tokens_per_second: Amount
+    seconds: Amount  # of decoding, prefill apart
+    tokens_per_second: Amount  # of `generate` all tokens over all seconds, the prompt's pass included
     speedup: Amount  # a quotient of sums over all prompts and repeats, prefill apart
     speedup_low: float | None
     speedup_high: float | None

@@ -104,13 +104,16 @@ def test_measured_values_are_markers_and_predictions_are_lines():
 
 
 def test_a_batch_is_drawn_against_its_texts_at_a_time():
-    """All lengths of a draft and its row on auto in one panel, each with the forecasts of its own."""
-    arms = {"model, k = 2": ("model", 2), "model, auto": ("model auto", 8)}
-    rows = [make_row(*arm, n_texts=n, forecast=n + 1) for n in (4, 1) for arm in arms.values()]
+    """All drafts and lengths in one panel, each with the forecasts of its own; one short name may stand for two."""
+    arms = {("Qwen/Qwen2.5-0.5B-Instruct", 2): ", k = 2", ("Qwen/Qwen2.5-1.5B-Instruct", 2): ", k = 2"}
+    arms["model auto", 8] = "model, auto"
+    rows = [make_row(*arm, n_texts=n, forecast=n + 1) for n in (4, 1) for arm in arms]
     (panel,) = pictures.speedup_panels([replace(make_run(), rows=rows)])
-    assert {one.label: [*one.values] for one in panel.series if not one.style} == {arm: [1, 4] for arm in arms}
+    measured = [one for one in panel.series if not one.style]
+    assert all(one.label.endswith(end) for one, end in zip(measured, arms.values(), strict=True))
+    assert [[*one.values] for one in measured] == [[1, 4]] * len(arms)
     forecasts = [one for one in panel.series if one.label == "forecast"]
-    assert [(one.look, one.values[4][0]) for one in forecasts] == [(0, 5), (1, 5)]
+    assert [(one.look, one.values[4][0]) for one in forecasts] == [(0, 5), (1, 5), (2, 5)]
 
 
 def test_pictures_are_written_and_left_out_where_there_is_nothing_to_show(tmp_path):

@@ -16,7 +16,7 @@ from speclab.theory import attribution
 from speclab.theory.attribution import EFFECTS, factors
 from speclab.theory.formulas import book_formula, expected_tokens_per_round
 from tests.approved import is_approved
-from tests.present.made import COMPARISONS, KINDS, USUAL, bare, make_row, make_run, plain_row, three_regimes
+from tests.present.made import COMPARISONS, USUAL, bare, make_row, make_run, plain_row, three_regimes
 
 APPROVED = Path(__file__).parent / "approved"
 

@@ -259,11 +259,11 @@ def expected_speedups(decoded: Batches) -> dict[tuple[str, int, int], float]:
     for one, of_one in decoded.decodings.items():
         if one.n_texts == 1 and one.arm != BASELINE_REPEAT:
             name, k, chooses = one.arm.draft, one.arm.draft_length, config.drafters.get(one.arm.draft)
+            if isinstance(chooses, Budgeted) and len(chooses.parts) > 1:
+                continue  # along a known text only one part of a hybrid is known
             costs = _costs(decoded, one, of_one, sizes[-1])
             rules, traces = {FIXED: name}, [expectations.trace_of(of_one.rounds[i]) for i in sorted(of_one.rounds)]
             if isinstance(chooses, Budgeted):
-                if len(chooses.parts) > 1:
-                    continue  # along a known text only one part of a hybrid is known
                 rules, traces = {chooses.rule: name}, [*known_traces(decoded, name, k)]
                 rules |= {ORACLE: f"{chooses.name} {ORACLE}"} if chooses.rule == OWN else {}
             for n, (rule, named) in itertools.product(sizes, rules.items()):

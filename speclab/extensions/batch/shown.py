@@ -9,7 +9,7 @@ from speclab.records.files import ComparisonRun
 COLUMNS = (
     "B is the number of texts that are decoded side by side{}. A speedup is over the baseline of as many texts at a "
     "time. tok/s {}. The forecast follows from decoding one text at a time and from passes over one text, never from "
-    "a batch."
+    "a batch; kinds of prompts have none of their own."
 )
 ALL = "", "counts all texts together, in the rounds in which every row has a text"
 USERS = ", at most; texts come at random, {:g} of what plain decoding could serve", "is what a user gets, on average"

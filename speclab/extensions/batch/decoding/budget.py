@@ -74,7 +74,7 @@ class Budget:
 
     def __init__(self, costs: StepCosts, rule: str = OWN, longest: int = LONGEST):
         self.costs, self.rule, self.longest, self.seen = costs, rule, longest, Acceptance()
-        self._n_idle = 0  # steps in which rows could have drafted, and none did
+        self._n_idle = 0  # steps in which rows could draft and none did, this one counted until a token is verified
 
     def begin(self, most: Sequence[int], n_texts: int) -> None:
         """A step over so many texts begins. most: tokens that each row may draft; 0 for a row without a text."""
@@ -85,7 +85,7 @@ class Budget:
         self._said: list[list[Tally]] = [[] for _ in most]  # of each token, earlier ones with such a probability
         seconds, tokens = self.costs.of_length(self.n_texts, self.longest), expected_tokens(chain)
         self.rate, shorter = max((self.n_texts * tokens[i] / seconds[i], -i) for i in range(self.longest + 1))
-        self._n_idle += any(self.most)  # until something is verified
+        self._n_idle += any(self.most)
         self._tries = self._n_idle >= PAUSE  # one token of one row, again
         first = self.longest if self.rule == PUBLISHED else int(self._tries) or -shorter
         self._wanted = [min(n, first) for n in self.most]  # as many tokens as each row is to draft, as known so far

@@ -85,7 +85,7 @@ class BatchedModelDrafter:
         self._sampling, self._vocab_size, n_rows = sampling, target.vocab_size, self.draft.n_rows
         self._not_fed: list[list[int]] = [[] for _ in range(n_rows)]  # committed, not in the draft's cache yet
         self._n_committed = [0] * n_rows
-        # It catches up with the last committed token and a drafted one before it; after PAUSE idle steps with more.
+        # It catches up with the last committed token and a drafted one before it; after idle steps with more.
         self.draft.start(longest + PAUSE + 2, range(1, 3))
 
     def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
