@@ -19,6 +19,7 @@ if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C and missing libraries are one line
 
 import argparse
+import contextlib
 import os
 import re
 import signal
@@ -115,8 +116,11 @@ def run(stage: Stage, seconds: float, log: Path) -> str:
             code = process.wait(max(1.0, seconds - GRACE))
         except (subprocess.TimeoutExpired, KeyboardInterrupt) as problem:
             stopped, stop = "stopped: out of time", problem
-            process.send_signal(signal.SIGINT)
             try:
+                if isinstance(problem, KeyboardInterrupt):  # a terminal has told the whole group
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(GRACE)
+                process.send_signal(signal.SIGINT)  # to one that still runs
                 code = process.wait(GRACE)
             except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C ends it
                 process.kill()

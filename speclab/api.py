@@ -98,7 +98,9 @@ def speculate(
         raise ValueError(f"seed must be less than 2**32, as --seed must, got {seed}")
     setup = pair.setup
     settings = DecodeSettings(max_new_tokens, Sampling(temperature, top_k, top_p), setup.eos, seed)
-    is_chat = isinstance(prompt, list) and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in prompt)
+    is_chat = isinstance(prompt, list) and all(
+        isinstance(m, dict) and "role" in m and isinstance(m.get("content"), str) for m in prompt
+    )
     if not isinstance(prompt, str) and not (prompt and is_chat):
         raise UsageProblem('a chat is a list of messages, each such as {"role": "user", "content": "..."}')
     [encoded] = encode([("prompt", prompt)], setup.tokenizer, is_chat)

@@ -38,7 +38,8 @@ for copy in sys.argv[1:]:
             print(f"without {os.path.basename(copy)}: {traceback.format_exc()}", flush=True)
             os._exit(1)
         os._exit(0)
-    os.waitpid(child, 0)
+    if os.WIFSIGNALED(os.waitpid(child, 0)[1]):
+        print(f"without {os.path.basename(copy)}: a signal ended it", flush=True)
 """
 
 

@@ -19,7 +19,7 @@ from speclab.models.loading import LAB_TARGET
 from speclab.present import pictures, report
 from speclab.present.screen import screen, timed
 from speclab.records.files import ComparisonRun, Head, to_json
-from speclab.records.rows import AUTO
+from speclab.records.rows import AUTO, CONTROL, INSTRUMENT
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import IS_CLONE, check_writable, shown, write_all, write_whole
 from speclab.system.terminal import harmless, note, say
@@ -107,6 +107,8 @@ def prepare(
     for path in (output.result(".json"), output.result(".md"), output.plots / "picture.png"):
         check_writable(path, "--out-dir")
     setup, prompts = flags.load(args, temperature=0.0)
+    if taken := {"target", "baseline", "generate", INSTRUMENT, CONTROL}.intersection(one.name for one in choices):
+        raise UsageProblem(f"a draft cannot be called {min(taken)}, which names something else; rename its folder")
     drafters = {choice.name: choice.make(setup, args.seed) for choice in choices}
     registry.check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
     if args.auto:

@@ -71,7 +71,7 @@ def plain_name(text: str) -> str:
 
 
 def length_or_auto(text: str) -> int | str:
-    return AUTO if text.strip() == AUTO else number(int, 0, or_else=" or auto")(text)
+    return AUTO if text.strip() == AUTO else number(int, 0, LARGEST, " or auto")(text)
 
 
 def lengths(text: str, flag: str) -> tuple[list[int], bool]:

@@ -150,7 +150,9 @@ def measure_and_judge(
 ) -> Measurement:
     """Measure all arms over the prompts of the run, and judge whether their texts are right."""
     measured = measure(config.bench(), arms, config.temperatures, config.prompts, config.repeats, instruments, title)
-    judge(measured)
+    with kept_when_stopped(lambda: "what is measured is kept, and not all texts are judged") as stops:
+        judge(measured)
+    measured.stop = measured.stop or next(iter(stops), None)
     return measured
 
 

@@ -99,7 +99,9 @@ def padded(
     shape, free, needed = shape_of(name, role), free_memory(device), millions_of(name) * 10**6 * dtype.itemsize
     if free is not None and needed > USABLE * free:
         what = f"{name} needs {needed / 1e9:.1f} GB, and of the {free / 1e9:.1f} GB free on {device.type}"
-        raise EnvironmentProblem(f"{what} a tenth stays free; use a smaller one, or --dtype bfloat16")
+        raise EnvironmentProblem(
+            f"{what} a tenth stays free; use a smaller one" + ", or --dtype bfloat16" * (dtype.itemsize > 2)
+        )
     return pad_to(small, shape, device, dtype, rows_of(name) or small.config.vocab_size)
 
 

@@ -176,7 +176,7 @@ def written(figure: Figure, path: Path) -> Path:
 
 def comparison(run: ComparisonRun, folder: Path, name: str) -> list[partial[Path | None]]:
     """Return the pictures of a comparison, of which the speedups and the limits show its short runs, too: each is
-    painted and written when it is called, so that what fails in one costs no other file.  -> its path, if any"""
+    painted and written when it is called, so that what fails in one costs no file before it.  -> its path, if any"""
     painters: dict[str, Painter] = {"speedup": lambda parts: draw(speedup_panels(parts), 5.4, 4.6)}
     painters |= {"why": lambda parts: _why(screen.drafted(run))} | ({"limits": _limits} if len(run.parts) == 3 else {})
     return [partial(_write, paint, run, folder, f"{name}-{what}") for what, paint in painters.items()]

@@ -4,7 +4,7 @@ from operator import attrgetter
 
 from speclab.core.counts import Counts
 from speclab.present import tables
-from speclab.present.screen import noise_lines, provenance, screen, target_name
+from speclab.present.screen import drafted, noise_lines, provenance, screen, target_name
 from speclab.present.tables import Block, Cell, Heading, Lines, Markdown, Table, cells, number, prediction, speedup
 from speclab.records.files import ComparisonRun
 from speclab.records.rows import AUTO, Row, lookup_shares
@@ -32,7 +32,7 @@ def page(run: ComparisonRun, name: str) -> str:
     drawn = {  # by present/pictures.py; the parts of a run have none of their own
         "limits": LIMITS if len(run.parts) == 3 else "",
         "speedup": "speedup by draft and k" if any(row.draft for row in run.rows) else "",
-        "why": "from the book's formula to the measured speedup" if any(row.ladder for row in run.rows) else "",
+        "why": "from the book's formula to the measured speedup" if any(row.ladder for row in drafted(run)) else "",
     }
     pictures = [Markdown(f"![{about}](../plots/{name}-{what}.png)") for what, about in drawn.items() if about]
     answer = Markdown(screen(run, markdown=True).strip())

@@ -203,8 +203,7 @@ def test_a_damaged_head_is_one_line(target, folder, damage, message):
 
 def test_a_head_that_the_engine_c_does_not_know_drafts_eagerly(target, folder, capsys):
     edited(folder, DECODER, hidden_act="relu")
-    model = SimpleNamespace(model=target, hidden_layers=(), engine="c")
-    setup = SimpleNamespace(target=model, target_name="tiny")
+    setup = SimpleNamespace(target=SimpleNamespace(model=target, hidden_layers=(), engine="c"), target_name="tiny")
     assert registry.read(f"feature:{folder}").make(setup, 0).packed is None
     assert "drafts eagerly: the engine c does not know the activation relu" in capsys.readouterr().err
 

@@ -34,7 +34,7 @@ BATCHES = [  # machine, target, draft, texts, context, survival
     *itertools.product([MACHINE], [TARGET], [DRAFT, (1e8, 4096)], (1, 16, 32, 64, 256), (0, 16000), SURVIVALS),
     (SLOW, TARGET, (8e9, 1e4), 1, 0, [0.9, 0.8]),  # a draft as large as its target never pays
     ((1e12, 1e15), (4e9, 0.0), (2e9, 0.0), 1, 0, [0.5, 0.4, 0.3]),  # no gain at 1: equal to plain decoding
-    ((1e12, 1e15), (4e9, 0.0), (1e9, 0.0), 1, 0, [0.5, 0.3, 0.0, 0.0]),
+    ((2.0**40, 2.0**60), (2.0**32, 0.0), (2.0**30, 0.0), 1, 0, [0.875, 0.375, 0.0, 0.0]),  # two lengths are equal
 ]
 
 

@@ -80,7 +80,7 @@ def node(n: int) -> tuple[Row, list[tuple[int, Row]], list[float], int]:
     target, draft = row_of(n), row_of(n)
     ids = drawn_ids(draft, DICE.randint(0, n))
     children = right.children(draft, len(ids), Script(*ids))
-    return target, children, [DICE.choice([0.0, 0.25, 0.5, LAST, LAST]) for _ in ids], DICE.randrange(n)
+    return target, children, [DICE.choice([0.0, 0.26, 0.51, LAST, LAST]) for _ in ids], DICE.randrange(n)
 
 
 TESTS = simplest(node(n) for n in SIZES * 8)

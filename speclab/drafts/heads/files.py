@@ -91,7 +91,8 @@ def read_files(name: str) -> tuple[dict[str, Any], Path]:
     """Return what config.json of a folder or a hub name holds, and the file of weights, whose header can be read."""
 
     def load() -> tuple[dict[str, Any], Path]:
-        config, weights = (Path(str(cached_file(name, file))) for file in (CONFIG, WEIGHTS))
+        offline = loading.rules_for(name)["local_files_only"]
+        config, weights = (Path(str(cached_file(name, file, local_files_only=offline))) for file in (CONFIG, WEIGHTS))
         with safe_open(weights, "pt"):
             return read_config(config), weights
 

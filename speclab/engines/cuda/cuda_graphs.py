@@ -260,7 +260,7 @@ class GraphBackend(TextBackend):
             return self._replayed(tokens, length)
         for done in range(0, n, most):
             logits.append(self._replayed(tokens[:, done : done + most], length + done))
-            states.append({layer: part.clone() for layer, part in self.hidden.items()})
+            states.append(self.hidden)
         self.hidden = {layer: torch.cat([part[layer] for part in states], dim=1) for layer in self._hidden_layers}
         return torch.cat(logits, dim=1)
 
@@ -271,11 +271,11 @@ class GraphBackend(TextBackend):
         move_rows(self._buffers.keys + self._buffers.values, length, rows)
 
     def _replayed(self, tokens: Tensor, length: int, masked: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """Logits of one pass, and `hidden`, to which the next pass may write."""
+        """Logits of one pass, and `hidden`: copies, since graphs that judge a draft may write to the same memory."""
         width = self._graphed.width_for(tokens.shape[1])
         self._reserve(length + width, length)
         logits, *states = self._buffers.run(tokens, length, width, masked)
-        self.hidden = {layer: states[layer] for layer in self._hidden_layers}
+        self.hidden = {layer: states[layer].clone() for layer in self._hidden_layers}
         return logits.clone()
 
     def _reserve(self, total: int, length: int) -> None:

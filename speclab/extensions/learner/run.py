@@ -19,7 +19,7 @@ from speclab.extensions.learner.functions import BLOCK_RULE, ROLES, WHOLE_LOOP, 
 from speclab.lab.harness import Measurement
 from speclab.present import tables
 from speclab.records.files import ComparisonRun
-from speclab.records.rows import AUTO, Arm, Row
+from speclab.records.rows import Arm, Row
 from speclab.system import extensions
 from speclab.system.errors import Problem, UsageProblem
 from speclab.system.terminal import note, say
@@ -91,7 +91,7 @@ def load(package: str, numbers: list[int], usable: set[int]) -> dict[int, Module
 
 def show_predictions(modules: dict[int, ModuleType], run: ComparisonRun, measured: Measurement) -> None:
     """Ask exercises 5 and 6, where they take part, about a measured comparison, and show a table of each."""
-    rows = [row for row in run.rows if row.draft and row.prompt_kind == "all"]
+    rows = [row for row in run.rows if row.draft and not row.auto and row.prompt_kind == "all"]
     if 5 in modules:
         lines = [_predicted(modules[5], row, measured) for row in rows]
         headers = ["draft", "k", "T", "your α", "yours", "measured", "book(α)", "accounting"]
@@ -121,7 +121,7 @@ def chosen(learner: ModuleType, run: ComparisonRun, rows: list[Row], entry: dict
     chooses from the alpha of the best measured row of a fixed length, and what it gains, as cells; none without a row
     """
     same = [r for r in rows if (r.method, r.temperature) == (entry["drafter"], entry["temperature"])]
-    fixed = [r for r in same if r.draft_length and not (r.draft or "").endswith(AUTO) and r.acceptance_rate is not None]
+    fixed = [r for r in same if r.draft_length and r.acceptance_rate is not None]
     if not fixed:
         return []
     best, longest = max(fixed, key=lambda row: row.speedup), max(run.settings["draft_lengths"])

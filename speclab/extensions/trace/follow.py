@@ -28,7 +28,7 @@ def load(args: argparse.Namespace, functions: LoopFunctions | None = None) -> Lo
     lab's own."""
     typed_limit, args.limit = args.limit, 1
     found = decoding.load(args, functions or SPECULATIVE)
-    if len(found.prompts) > 1 and (args.prompt or args.prompts or typed_limit):
+    if len(found.prompts) > 1 and (args.prompt or args.prompts or args.texts or typed_limit):
         note("the first prompt is decoded")
     found.drafter.forget()
     return found

@@ -79,11 +79,10 @@ def test_what_never_pays_is_tried_now_and_then():
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_drafter_that_is_not_asked_tries_now_and_then(rule):
-    """Steps in which nothing can be drafted are no reason."""
     budget, made = Budget(costs(2.0, 0.0), rule), []
     for _ in range(2 * PAUSE):
         budget.begin([0, 0], 2)
-        assert budget.lengths() == [0, 0]
+        assert budget.lengths() == [0, 0], "nothing could be drafted: no reason to try"
     for _ in range(2 * PAUSE):
         budget.begin([3, 3], 2)
         made.append(budget.lengths())
