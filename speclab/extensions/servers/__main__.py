@@ -205,13 +205,15 @@ class Step(NamedTuple):
 
 
 def judge(pairs: Sequence[Pair], plain: Server, chat: bool) -> list[str]:
-    """Return a verdict for each prompt. A text that differs is asked for again, with log-probabilities."""
-    found: list[str] = []
-    for pair in pairs:
-        assert pair.plain
-        ours, other = pair.plain, pair.speculative
-        steps = asked_again(plain, Order(pair.prompt, ours.n_tokens, chat)) if ours.text != other.text else []
-        found.append(SAME if ours.text == other.text else verdict(steps, ours.text, other.text))
+    """Return a verdict for each prompt. A text that differs is asked again, with log-probabilities, until Ctrl-C."""
+    found = [SAME if pair.plain and pair.plain.text == pair.speculative.text else UNJUDGED for pair in pairs]
+    try:
+        for place, pair in enumerate(pairs):
+            if found[place] != SAME and pair.plain:
+                steps = asked_again(plain, Order(pair.prompt, pair.plain.n_tokens, chat))
+                found[place] = verdict(steps, pair.plain.text, pair.speculative.text)
+    except KeyboardInterrupt:
+        note("  the other texts that differ are not judged: stopped")
     return found
 
 
@@ -224,18 +226,19 @@ def verdict(steps: Sequence[Step], ours: str, other: str) -> str:
     for step in steps:
         if not ours.startswith(step.token, place):
             return UNJUDGED
+        own, rivals = step.top.get(step.token, math.inf), [one for one in step.top if one and one != step.token]
+        near = [one for one in rivals if other.startswith(one, place) and own - step.top[one] <= TIE]
         if not step.token or not other.startswith(step.token, place):
             break
+        if not all(ours.startswith(one, place) for one in near):
+            return TIED  # the plain token only begins like the other one
         place += len(step.token)
     else:
         return UNJUDGED  # asked again, the plain server writes the other text, or nothing that can be read
     ended = place >= len(other)  # it stopped there, and no text shows the token that says so
     if ended or not step.token or step.token not in step.top or "\ufffd" in step.token:
         return UNJUDGED
-    rivals = [token for token in step.top if token and token != step.token and other.startswith(token, place)]
-    if not rivals:
-        return UNEXPLAINED
-    return TIED if step.top[step.token] - step.top[max(rivals, key=len)] <= TIE else UNEXPLAINED
+    return TIED if near else UNEXPLAINED
 
 
 def asked_again(server: Server, order: Order) -> list[Step]:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import NamedTuple
+from unittest.mock import Mock
 
 import pytest
 
@@ -171,29 +172,28 @@ def test_every_command_of_a_page_can_be_typed(referee, words):
 
 # --- the same text ----------------------------------------------------------------------------------------------------
 
-STEPS = [Step("The ", {"The ": -0.1}), Step("cat", {"cat": -0.7, "dog": -0.8, "c": -5.0}), Step(" sat", {" sat": -0.2})]
-
 
 @pytest.mark.parametrize(
-    ("other", "gap", "expected"),
+    ("other", "rivals", "expected"),
     [
-        ("The dog ran", 0.1, TIED),
-        ("The dog ran", asks.TIE + 0.01, UNEXPLAINED),
-        ("The cow ran", 0.0, UNEXPLAINED),  # a token that the plain server does not think of; "c" is far away
-        ("The ", 0.0, UNJUDGED),  # it ended there
-        ("The cat sat on", 0.0, UNJUDGED),  # asked again, the plain server writes the same
+        ("The dog ran", {"dog": -0.8}, TIED),
+        ("The dog ran", {"dog": -0.8, "dog ran": -5.0}, TIED),
+        ("The dog ran", {"dog": -0.71 - asks.TIE}, UNEXPLAINED),
+        ("The cats ran", {"cats": -0.8}, TIED),  # the texts part inside this token, and the plain one begins like it
+        ("The cats ran", {"cats": -5.0}, UNEXPLAINED),
+        ("The cat ran", {"c": -0.7}, UNEXPLAINED),  # no text parts from the other one in "c"
+        ("The cow ran", {"dog": -0.7, "c": -5.0}, UNEXPLAINED),  # the plain server does not think of it
+        ("The ", {"dog": -0.7}, UNJUDGED),  # it ended there
+        ("The cat sat on", {"dog": -0.7}, UNJUDGED),  # asked again, the plain server writes the same
     ],
 )
-def test_a_difference(other, gap, expected):
-    steps = [STEPS[0], Step("cat", {"cat": -0.7, "dog": -0.7 - gap, "c": -5.0}), STEPS[2]]
+def test_a_difference(other, rivals, expected):
+    steps = [Step("The ", {"The ": -0.1}), Step("cat", {"cat": -0.7, **rivals}), Step(" sat", {" sat": -0.2})]
     assert verdict(steps, "The cat sat", other) == expected
-    again = [STEPS[0], Step("cow", {"cow": -0.7, "dog": -0.7})]
+    again = [steps[0], Step("cow", {"cow": -0.7, "dog": -0.7})]
     assert verdict(again, "The cat sat", "The dog ran") == UNJUDGED, "asked again, it writes a third text"
-
-
-@pytest.mark.parametrize("step", [None, Step("\ufffd", {"\ufffd": 0.0, "x": 0.0}), Step("", {})])
-def test_what_cannot_be_read_is_not_judged(step):
-    assert verdict([step] if step else [], step.token if step else "z", "xy") == UNJUDGED
+    for one in ([], [Step("\ufffd", {"\ufffd": 0.0, "x": 0.0})], [Step("", {})]):
+        assert verdict(one, one[0].token if one else "z", "xy") == UNJUDGED, "it cannot be read"
 
 
 def altered(prompt, n, place=4, step=1):
@@ -202,14 +202,18 @@ def altered(prompt, n, place=4, step=1):
 
 
 @pytest.mark.parametrize("raw", [False, True])
-@pytest.mark.parametrize(("step", "top", "expected"), [(1, -0.2, TIED), (1, -2.0, UNEXPLAINED), (5, -0.2, UNEXPLAINED)])
-def test_a_server_that_writes_another_text(fake, plain, command, step, top, expected, raw):
+@pytest.mark.parametrize(
+    ("step", "top", "expected"),
+    [(1, -0.2, TIED), (1, -2.0, UNEXPLAINED), (5, -0.2, UNEXPLAINED), (1, None, UNJUDGED)],
+)
+def test_a_server_that_writes_another_text(fake, plain, command, step, top, expected, raw, monkeypatch):
+    if expected == UNJUDGED:  # Ctrl-C while texts are asked for again
+        monkeypatch.setattr(asks, "asked_again", Mock(side_effect=[[], KeyboardInterrupt]))
     fake.text_of = lambda prompt, n: altered(prompt, n, step=step)
     plain.top = lambda place, token: {token: -0.1, f"{int(token) + 1} ": top}
-    words = ["--url", fake.url, "--plain-url", plain.url, "--max-new-tokens", 16, *["--raw"] * raw]
-    code, out, _ = command(*words)
-    wrong = expected == UNEXPLAINED
-    assert (code, "the text is wrong" in out, OTHER_TARGET in " ".join(out.split())) == (wrong, wrong, wrong)
+    code, out, _ = command("--url", fake.url, "--plain-url", plain.url, "--max-new-tokens", 16, *["--raw"] * raw)
+    wrong, same = expected == UNEXPLAINED, expected == TIED
+    assert (code, "the text is wrong" in out, OTHER_TARGET in " ".join(out.split())) == (not same, wrong, wrong)
     assert f"0 of 12 greedy texts, 12 {expected}" in out
 
 
