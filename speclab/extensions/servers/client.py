@@ -30,6 +30,7 @@ CONNECT, PAGE_SECONDS = 5.0, 30.0  # seconds; of a page: from the request to its
 ANSWER_SECONDS, TOKEN_SECONDS = 120.0, 5.0  # of an answer, and for each of its tokens more
 MOST_BYTES = 2**26  # of any answer
 OK, BUSY, FAILED = 200, (408, 425, 429), 500  # BUSY, and from FAILED on: the same request may be answered later
+LOCKED = 401, 403  # for want of a key
 BROKEN = (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError, ValueError)  # what a request may end in
 SETTLE_LOOKS, SETTLE_SECONDS = 150, 0.02  # looks until a page has counted a request, and the pause after each
 WARM_UP_TOKENS = 8
@@ -38,9 +39,10 @@ KEY = "SPECLAB_API_KEY"
 OWN_TEXTS, LARGEST_TEXTS, MOST_PROMPTS = Path(__file__).with_name("prompts.txt"), 2**20, 1000
 
 VLLM, LLAMA, OTHER = "vLLM", "llama-server", "an OpenAI-compatible server"
-# A server's own defaults would change the text, such as those of a model's generation_config.json. So the sampling
-# parameters that every server knows are sent, and those of an engine, at the values of no effect.
-NEUTRAL: dict[str, Any] = {"top_p": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+# A server's own defaults would change the text, such as those of a model's generation_config.json. So the penalties
+# that every server knows are sent, and the parameters of an engine, at the values of no effect. top_p is not: it
+# changes no greedy text, and TGI refuses 1.0.
+NEUTRAL: dict[str, Any] = {"frequency_penalty": 0.0, "presence_penalty": 0.0}
 WISHES: dict[str, dict[str, Any]] = {
     VLLM: {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "return_token_ids": True},
     LLAMA: {"top_k": 0, "min_p": 0.0, "typical_p": 1.0, "top_n_sigma": -1.0, "repeat_penalty": 1.0}
@@ -124,7 +126,9 @@ class Stream:
         first, last, n_tokens = self._first, self._last, max(_count(self._said.get("usage")), len(self._ids))
         if self._finish and n_tokens > max(len(self._ids), len(self._pieces)):
             last = max(last, self._finish)
-        if not self._pieces or not 0 < n_tokens <= self._most:
+        if not self._pieces:
+            raise EnvironmentProblem(f"{self._url} sent no text for a prompt; give other ones with --texts")
+        if not 0 < n_tokens <= self._most:
             raise EnvironmentProblem(f"{self._url} counts {n_tokens} tokens where 1 to {self._most} were asked for")
         if n_tokens > 1 and last <= first:
             why = f"sent all {n_tokens} tokens at one moment, so that decoding cannot be timed"
@@ -163,7 +167,8 @@ def _content(chunk: dict[str, Any]) -> tuple[str, list[int], bool]:
     try:
         choice = chunk["choices"][0]
         said = choice.get("delta", choice)
-        text = "".join(said.get(name) or "" for name in ("reasoning_content", "reasoning", "content", "text"))
+        thought = "reasoning" if said.get("reasoning") else "reasoning_content"  # vLLM sends a copy under the old name
+        text = "".join(said.get(name) or "" for name in (thought, "content", "text"))
         ids, finished = choice.get("token_ids") or [], bool(choice.get("finish_reason"))
     except (LookupError, TypeError, AttributeError):
         return "", [], False
@@ -328,6 +333,8 @@ class Server:
             elif isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
                 said = f"does not answer: {why}; start it, or check the address"
             raise EnvironmentProblem(f"{self.url} {said}") from None
+        if response.status_code in LOCKED:
+            raise EnvironmentProblem(f"{self.url} wants an API key; put it into the variable {KEY}")
         if response.status_code != OK:
             again = "; try again later" if response.status_code in BUSY or response.status_code >= FAILED else ""
             raise Refused(f"{self.url}{path} answers {response.status_code}: {_message(reason).rstrip('.')}{again}")
@@ -349,12 +356,11 @@ def find(url: str, key: str | None = None) -> Server:
     try:
         models = server.json("/v1/models")
     except Refused as problem:
-        if " 401" in str(problem) or " 403" in str(problem):
-            raise EnvironmentProblem(f"{url} wants an API key; put it into the variable {KEY}") from None
         raise EnvironmentProblem(f"{problem}; give the address of an OpenAI-compatible server, no page of it") from None
     with contextlib.suppress(LookupError, TypeError):
         model = models["data"][0]
         server.model, server.root = _word(model, "id"), _word(model, "root")
+        server.engine = VLLM if _word(model, "owned_by") == "vllm" else OTHER
         server.id = model["id"]  # requests need it whole; vLLM's is a place, or owner/name
     if not server.model:
         raise EnvironmentProblem(f"{url} offers no model; give the address of an OpenAI-compatible server")
@@ -363,8 +369,11 @@ def find(url: str, key: str | None = None) -> Server:
 
 
 def _name(server: Server) -> None:
-    with contextlib.suppress(EnvironmentProblem):
+    why = ""  # there is a page, and it cannot be read
+    try:
         server.engine, server.has_page = server.look().engine, True
+    except EnvironmentProblem as problem:
+        why = "" if isinstance(problem, Refused) else f": {problem}"
     pages: dict[str, Any] = {}
     for path in ("/props", "/version"):
         with contextlib.suppress(EnvironmentProblem):
@@ -373,12 +382,13 @@ def _name(server: Server) -> None:
         server.engine, server.version = LLAMA, _word(props, "build_info")
         server.root = _word(props, "model_path") or server.root
         if not server.has_page:
-            server.remarks.append("llama-server was started without --metrics: times and texts only; add it")
-    elif version := _word(pages.get("/version"), "version"):
-        server.engine, server.version = VLLM, version
+            without = ": llama-server was started without --metrics; add it"
+            server.remarks.append(f"times and texts only{why or without}")
+    elif server.engine == VLLM:
+        server.version = _word(pages.get("/version"), "version")
     if server.engine == VLLM and not server.has_page:
         then = "start it without --disable-log-stats, and give the engine's own address"
-        raise EnvironmentProblem(f"{server.url} is vLLM without counters; {then}")
+        raise EnvironmentProblem(f"{server.url} is vLLM without counters{why}; {then}")
     if server.engine == OTHER:
         server.remarks.append(f"{server.url} is no engine that is known here: times and texts only")
 
@@ -410,7 +420,7 @@ class Pair(NamedTuple):
 
 def text_of(path: Path, most: int, flag: str) -> str:
     try:
-        return read_bytes(path, most).decode()
+        return read_bytes(path, most).decode("utf-8-sig")  # an editor's mark may be in front
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         why = "it is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else why

@@ -113,7 +113,7 @@ def read(page: str) -> Look:
                 if not 0 <= value < MOST or (whole and value != int(value)) or len(at) > LONGEST_POSITION:
                     raise ValueError(f"{one.name} {value} {at[:20]}")
                 if whole and prefix == "llamacpp:" and value >= SIX_DIGITS and not at:
-                    raise ValueError(f"llama-server prints six digits of {one.name}, which has more; start it again")
+                    raise ValueError(f"start llama-server again: it prints six digits of {one.name}")
                 if name in now:
                     now[name].append(value)
                 elif whole or name in names:  # not another one that begins in the same way

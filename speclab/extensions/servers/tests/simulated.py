@@ -117,7 +117,7 @@ class Simulated(ThreadingHTTPServer):
                     return 200, self.old.encode()
                 return 200, self.metrics().encode()
         found = {
-            "/v1/models": {"object": "list", "data": [{"id": self.model, "root": self.model}]},
+            "/v1/models": {"object": "list", "data": [{"id": self.model, "root": self.model, "owned_by": self.engine}]},
             "/version": {"version": "0.32.0"} if self.engine == "vllm" else None,
             "/props": {"build_info": "b1", "model_path": f"/m/{self.model}"} if self.engine == "llama" else None,
         }.get(path)

@@ -27,6 +27,7 @@ def test_a_text_comes_back_with_the_servers_own_count_and_ids_where_they_are_ask
     assert (answer.text, answer.n_tokens) == ("".join(fake.text_of("say nine", 9)), 9)
     assert answer.seconds_per_token == answer.decode_seconds / 8
     assert fake.asked[0].items() >= {"temperature": 0, "max_tokens": 9, "stream": True}.items()
+    assert "top_p" not in fake.asked[0], "TGI refuses 1.0"
     answer = Server(fake.url).answer(Order([5, 6], 9, chat=False, ids=True))
     assert answer.ids == [int(word) for word in fake.text_of("[5, 6]", 9)]
     assert fake.asked[1].items() >= {"prompt": [5, 6], "ignore_eos": True}.items()
@@ -42,8 +43,9 @@ def streamed(*parts):
 
 def test_the_end_has_the_time_at_which_it_came():
     """Behind the last token the server may say for a while that it goes on."""
-    answer = streamed(event(b"a"), event(b"b", b', "usage": {"completion_tokens": 2}'), event(b""), DONE)
-    assert (answer.first_seconds, answer.decode_seconds, answer.whole_seconds) == (1, 1, 4)
+    thought = event(b'", "reasoning": "a", "reasoning_content": "a')  # one and its copy
+    answer = streamed(thought, event(b"b", b', "usage": {"completion_tokens": 2}'), event(b""), DONE)
+    assert (answer.first_seconds, answer.decode_seconds, answer.whole_seconds, answer.text) == (1, 1, 4, "ab")
 
 
 def test_a_chunk_may_carry_several_tokens(fake):
@@ -82,6 +84,7 @@ def test_rounds_that_a_server_tells_are_taken_in_their_own_form_alone(told, roun
     ("status", "data", "words"),
     [
         (400, b'{"error": {"message": "max_tokens is too large"}}', "answers 400: max_tokens is too large$"),
+        (401, b"", "wants an API key; .*SPECLAB_API_KEY"),  # llama-server lists its models without one
         (500, b"", "answers 500: no reason given; try again later"),
         (500, b"[" * 100_000, r"answers 500: \[\["),
         (400, b'{"error": {"message": "one\ntwo"}}', "answers 400: one two"),
@@ -91,9 +94,9 @@ def test_rounds_that_a_server_tells_are_taken_in_their_own_form_alone(told, roun
         (200, b'data: {"error": {"message": "engine dead"}}\n\n', "ends its answer: engine dead"),
         (200, event(b"x"), "ended its answer in the middle"),
         (200, b"hello", "sends no events of an answer"),
-        (200, DONE, "counts 0 tokens"),
-        (200, b'data: {"choices": [{"text": null}]}\n\n' + DONE, "counts 0 tokens"),
-        (200, b'data: {"choices": {"a": 1}}\n\n' + DONE, "counts 0 tokens"),
+        (200, USAGE % 1 + DONE, "sent no text"),
+        (200, b'data: {"choices": [{"text": null}]}\n\n' + DONE, "sent no text"),
+        (200, b'data: {"choices": {"a": 1}}\n\n' + DONE, "sent no text"),
         (200, event(b"x") * 2 + USAGE % 99 + DONE, "counts 99 tokens"),
         (200, event(b"x") * 2 + DONE, "counts 0 tokens"),  # events are no tokens
         *(
