@@ -52,6 +52,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if not hasattr(os, "killpg"):
         raise EnvironmentProblem("servers are ended as groups of processes, which Windows lacks; type it in WSL")
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        signal.signal(signal.SIGHUP, _hang_up)
     with tempfile.TemporaryDirectory() as folder:
         servers = commands(args, Path(folder))
         with started(servers, args.port) as running:
@@ -68,6 +70,12 @@ def main(argv: list[str] | None = None) -> int:
                     server.check()
                 time.sleep(POLL_SECONDS)
     return 0
+
+
+def _hang_up(*_: object) -> None:
+    """End the servers with their terminal, which they would outlive in sessions of their own."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a shell and the kernel both send it
+    raise KeyboardInterrupt
 
 
 def commands(args: argparse.Namespace, folder: Path) -> list[list[str]]:

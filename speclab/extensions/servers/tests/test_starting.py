@@ -49,11 +49,18 @@ def test_servers_end_with_their_block_and_with_them_what_they_have_started(tmp_p
             running[1].check()
         with pytest.raises(EnvironmentProblem, match=f"port {PORT} cannot be taken"):
             start.started([ENDS], PORT).__enter__()
-    assert is_free(PORT)
-    assert is_free(PORT + 1)
+    assert all(map(is_free, (PORT, PORT + 1)))
     with pytest.raises(EnvironmentProblem, match=f"{PORT + 1} .*wrote last: no such draft"):
         start.started([command, ENDS], PORT).__enter__()
     assert is_free(PORT)
+
+
+@pytest.mark.parametrize(("handler", "code"), [(lambda *_: None, 130), (signal.SIG_IGN, 3)])
+def test_servers_end_with_their_terminal_unless_nohup_starts_them(handler, code, monkeypatch):
+    usual = signal.signal(signal.SIGHUP, handler)
+    monkeypatch.setattr(start, "commands", lambda *_: signal.raise_signal(signal.SIGHUP) or [["/no/such"]])
+    assert start.main(["vllm", "--port", str(PORT)]) == code
+    signal.signal(signal.SIGHUP, usual)
 
 
 def is_free(port):
