@@ -74,11 +74,12 @@ def compared(
         for prompt in prompts:
             asked = server.ask(Order(prompt.id_list, n_tokens, chat=False, ids=True))
             counts, ids = asked.counts, asked.ids
-            if len(ids) != n_tokens or counts is None or asked.shared:
-                raise EnvironmentProblem(
-                    f"{server.url} sent {len(ids)} token ids of {n_tokens} and {'no ' if counts is None else ''}"
-                    "counts of rounds; ask vLLM, with speculation, and nobody beside"
-                )
+            if len(ids) != n_tokens or counts is None:
+                found = f"sent {len(ids)} token ids of {n_tokens} and {'no ' if counts is None else ''}counts of rounds"
+                raise EnvironmentProblem(f"{server.url} {found}; ask vLLM, with speculation")
+            if asked.shared:
+                then = "ask alone, or start it with --per-request-spec-decode-metrics detailed"
+                raise EnvironmentProblem(f"{server.url} counts rounds of others who asked it meanwhile; {then}")
             if (n := len(counts.accepted_at)) != k:
                 raise UsageProblem(f"the server drafts {n} tokens, as its counters show, and not {k}; give -k {n}")
             # Anew for every prompt: what a draft has learned from others is not asked of the engine either.

@@ -35,7 +35,7 @@ def run(pair_folder, tmp_path, capsys):
     def call(change=None, *more):
         with Simulated(rates=(0.0,) * K) as fake:
             if change:
-                change(words, rounds)
+                change(words, rounds, fake)
             fake.text_of, fake.drawn = (lambda prompt, n: words[prompt][:n]), iter([*rounds, *[(K, 0)] * 50])
             size = ["--max-new-tokens", str(N_NEW), "--prompts", str(tmp_path / "prompts.txt"), "--threads", "1"]
             code = referee.main(["--url", fake.url, "--target", target, "--draft", target, "-k", str(K), *size, *more])
@@ -44,12 +44,12 @@ def run(pair_folder, tmp_path, capsys):
     return call
 
 
-def other_text(words, rounds):
+def other_text(words, rounds, fake):
     first = next(iter(words.values()))
     first[4] = f"{int(first[4]) ^ 1} "
 
 
-def other_rounds(words, rounds):
+def other_rounds(words, rounds, fake):
     rounds[0] = rounds[0][0], int(not rounds[0][1])
 
 
@@ -60,6 +60,7 @@ def other_rounds(words, rounds):
         (other_text, (), 1, "another text from token 4 on"),
         (other_rounds, (), 1, "different: "),
         (None, ("-k", "3"), 2, "give -k 2"),
+        (lambda words, rounds, fake: setattr(fake, "busy", 30), (), 3, "others who asked"),
     ],
 )
 def test_what_the_referee_says(run, change, more, code, said):
@@ -101,13 +102,9 @@ def test_only_the_last_round_may_differ(engine, expected):
     """What differs is said, and nothing about why."""
     assert ": ".join(judged(engine)).startswith(expected)
     assert judged(counts(3, 12, 3, 2, 1, 0), tokens=(1, 2, 4)) == ("different", "another text from token 2 on")
-
-
-def test_a_lookup_whose_last_round_drafted_nothing_has_no_slack():
-    """The last round that drafted lies in the middle of the text: it is held to the token."""
-    mine = OWN._replace(rounds=[*OWN.rounds, (0, 0)])
+    mine = OWN._replace(rounds=[*OWN.rounds, (0, 0)])  # the last one that drafted lies in the middle of the text
     assert judged(counts(3, 12, 3, 2, 1, 0), mine=mine) == ("equal", "")
-    assert judged(counts(3, 12, 3, 1, 1, 0), mine=mine)[0] == "different"
+    assert judged(counts(3, 12, 3, 1, 1, 0), mine=mine)[0] == "different", "it is held to the token"
 
 
 def test_the_rounds_that_draft_are_counted():
