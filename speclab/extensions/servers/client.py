@@ -29,8 +29,7 @@ from speclab.system.terminal import note, progress
 CONNECT, PAGE_SECONDS = 5.0, 30.0  # seconds; of a page: from the request to its last byte
 ANSWER_SECONDS, TOKEN_SECONDS = 120.0, 5.0  # of an answer, and for each of its tokens more
 MOST_BYTES = 2**26  # of any answer
-OK, BUSY, FAILED = 200, (408, 425, 429), 500  # BUSY, and from FAILED on: the same request may be answered later
-LOCKED = 401, 403  # for want of a key
+OK, LOCKED, BUSY, FAILED = 200, (401, 403), (408, 425, 429), 500  # BUSY, and from FAILED on: try again later
 BROKEN = (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError, ValueError)  # what a request may end in
 SETTLE_LOOKS, SETTLE_SECONDS = 150, 0.02  # looks until a page has counted a request, and the pause after each
 WARM_UP_TOKENS = 8
@@ -40,8 +39,7 @@ OWN_TEXTS, LARGEST_TEXTS, MOST_PROMPTS = Path(__file__).with_name("prompts.txt")
 
 VLLM, LLAMA, OTHER = "vLLM", "llama-server", "an OpenAI-compatible server"
 # A server's own defaults would change the text, such as those of a model's generation_config.json. So the penalties
-# that every server knows are sent, and the parameters of an engine, at the values of no effect. top_p is not: it
-# changes no greedy text, and TGI refuses 1.0.
+# that every server knows and the parameters of an engine are sent, at no effect. TGI refuses top_p 1.0: none is sent.
 NEUTRAL: dict[str, Any] = {"frequency_penalty": 0.0, "presence_penalty": 0.0}
 WISHES: dict[str, dict[str, Any]] = {
     VLLM: {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "return_token_ids": True},

@@ -104,8 +104,10 @@ def n_rounds_of(one: Answer, n_tokens: float) -> float:
 def of_pairs(pairs: Sequence[Pair], plain_seconds: float | None = None) -> Measured:
     """Return what the answers to some prompts say together. plain_seconds: given where no plain server was asked.
 
-    A first chunk may carry several tokens, whose time is not known: all tokens of an answer but one are taken.
+    A first chunk may carry several tokens, whose time is not known: all tokens of an answer but one are taken. Prompts
+    with an answer of one token are left out.
     """
+    pairs = [pair for pair in pairs if all(one.n_tokens > 1 for one in (pair.speculative, pair.plain) if one)]
     found, plain = [pair.speculative for pair in pairs], [pair.plain for pair in pairs if pair.plain]
     counts, tokens = [one.counts for one in found if one.counts], [float(one.n_tokens - 1) for one in found]
     known = found if len(counts) == len(found) else []

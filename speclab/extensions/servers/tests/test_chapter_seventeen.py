@@ -8,7 +8,7 @@ import pytest
 from exercises import transcript
 from solutions import ex17_serving as right
 from speclab.extensions.servers import counters
-from speclab.extensions.servers.counters import of_rounds
+from speclab.extensions.servers.counters import Rounds, of_rounds
 from speclab.extensions.servers.referee import OwnRounds, judged
 from tests.exercises import test_ex17_serving as checks
 from tests.exercises.answers import mistaken, mistakes, named
@@ -19,7 +19,6 @@ WORDS = {
     "as many rounds, but another number of drafted tokens": "drafted",
     "as many rounds and drafted tokens, but others are accepted": "accepted",
 }
-Rounds = list[tuple[int, int]]
 
 
 def as_series(counts) -> dict[str, float]:

@@ -58,10 +58,11 @@ def test_a_level_curve_is_fine(n, rate, k):
     assert diagnose.shape_of(falling(n, rate, rate, k)) is None
 
 
-def test_a_start_below_a_third_can_end_in_a_cliff():
-    """speculators 613 has .34, then nothing; and a rate that rises is no cliff."""
+def test_curves_that_are_nearly_those_of_another_shape():
+    """speculators 613 has .34, then nothing; a rate that rises is no cliff; and .985 at k = 16 is very good."""
     assert diagnose.shape_of(curve(144, [49, 0, 0, 0])) == diagnose.CLIFF
     assert diagnose.shape_of(curve(400, [100, 60, 50, 40])) == diagnose.RISING
+    assert diagnose.shape_of(falling(60, 0.985, 0.985, 16)) is None, "f is near .9: tokens are not independent"
 
 
 @given(st.integers(300, 3000), st.floats(0.3, 0.6), st.floats(0.85, 0.95), st.floats(0, 3))
@@ -90,11 +91,6 @@ def test_what_rises_inside_the_kinds_is_a_fault(sizes, few):
     assert diagnose.shape_of(kinds[0], 0, kinds[:1]) == diagnose.RISING, "one kind is no proof"
     both = [kinds[0], falling(few, 0.45, 0.9)]
     assert diagnose.shape_of(kinds[0], 0, both) == diagnose.RISING, "nor are few rounds of a second"
-
-
-def test_a_very_good_draft_of_long_drafts_is_not_called_unverified():
-    """α = .985 at k = 16: f is near .9, and its tokens are not independent."""
-    assert diagnose.shape_of(falling(60, 0.985, 0.985, 16)) is None
 
 
 def test_short_drafts_hide_what_stands_behind_the_first_position():

@@ -176,9 +176,7 @@ def test_a_server_that_fails_or_hangs_under_load_is_one_line(fake, at, soon, mon
         (KeyboardInterrupt(), 0, 0.0, 130, False),
     ],
 )
-def test_what_was_measured_before_the_end_stays(
-    fake, plain, command, monkeypatch, problem, last, pause, code, answered
-):
+def test_what_was_measured_before_an_end_stays(fake, plain, command, monkeypatch, problem, last, pause, code, answered):
     """Users are not asked; from the load behind `last` on, this problem ends them."""
 
     def one(server, n_users, orders, seconds, chat):
