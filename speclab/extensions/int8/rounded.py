@@ -1,7 +1,7 @@
 """A model whose linear layers have rounded weights: 8 bits a number, with a scale for each row of a matrix.
 
-The rounded numbers times their scale stand in the copy as float32, so the library computes with them like with any
-other model's. The engine `c` finds that they are whole numbers with a scale, and reads a byte for each.
+The rounded numbers times their scale stand in the copy in the model's own format, so the library computes with them as
+with any other's, and as slowly. The engine `c` (float32) finds whole numbers with a scale, and reads a byte for each.
 
 Embeddings and norms stay as they are, and all of them are the target's own tensors.
 """

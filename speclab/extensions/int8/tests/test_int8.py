@@ -6,6 +6,8 @@ from torch import nn
 from transformers import MixtralConfig, MixtralForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from speclab.core.sampling import Sampling
+from speclab.drafts import registry
 from speclab.extensions.int8 import rounded
 from speclab.extensions.int8.register import Int8Drafter
 from speclab.models import setup
@@ -14,7 +16,7 @@ from speclab.system.errors import EnvironmentProblem
 from tests.cli.bad_inputs import Row, S
 from tests.cli.test_bad_inputs import check_row, folder  # noqa: F401 - a fixture
 from tests.contract import WAYS, check
-from tests.tiny_models import tiny
+from tests.tiny_models import on_engine, tiny
 
 
 def coarse(model, on_engine) -> Int8Drafter:
@@ -25,9 +27,22 @@ def coarse(model, on_engine) -> Int8Drafter:
     return Int8Drafter(on_engine(copied))
 
 
+def in_a_tree(*given):
+    return pytest.importorskip("speclab.extensions.trees.fixed").TreeDrafter(coarse(*given), (2, 2, 1))
+
+
+@pytest.mark.parametrize("make", [coarse, in_a_tree])
 @pytest.mark.parametrize(("engine", "sampling"), WAYS, ids=str)
-def test_a_draft_keeps_the_contract(engine, sampling):
-    check(coarse, engine, sampling)
+def test_a_draft_keeps_the_contract(engine, sampling, make):
+    check(make, engine, sampling)
+
+
+@pytest.mark.parametrize("engine", ["eager", "c"])
+def test_a_note_says_where_it_is_as_slow_as_the_target(engine, capsys):
+    model = tiny("llama", dtype=torch.float32)
+    target = CachedModel(model, fast=on_engine(engine, model))
+    registry.make("int8", setup.Setup(target, None, "tiny", Sampling(), torch.device("cpu"), torch.float32))
+    assert ("costs as much as the target" in capsys.readouterr().err) == (engine == "eager")
 
 
 def test_rows_are_whole_multiples_of_their_steps():
@@ -88,6 +103,5 @@ def test_a_model_that_is_hardly_rounded_is_refused():
         rounded.rounded(MixtralForCausalLM(config))
 
 
-@pytest.mark.parametrize("row", [Row(f"{S} --draft int8:4", 2, ("takes no argument", "give int8"))], ids=str)
-def test_bad_input_is_one_line(folder, capfd, monkeypatch, row):  # noqa: F811
-    check_row(folder, capfd, monkeypatch, row)
+def test_bad_input_is_one_line(folder, capfd, monkeypatch):  # noqa: F811
+    check_row(folder, capfd, monkeypatch, Row(f"{S} --draft int8:4", 2, ("takes no argument", "give int8")))
