@@ -36,7 +36,7 @@ class Branching(TreesDrafter, Wrapper):
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         self.growing.end_tree()
-        self.growing.observe(n_accepted, committed)
+        self.drafter.observe(n_accepted, committed)
 
     def describe(self, name: str, engine: str) -> str:
         return f"{name}: {self.shape_in_words()}"
@@ -68,7 +68,7 @@ class BestTreeDrafter(Branching):
 
         Whether another level is drafted is decided on the host, which waits for the device.
         """
-        n, deepest = uniforms.shape[1], min(k, self.growing.room)
+        n, deepest = uniforms.shape[1], min(k, self.room)
         if min(n, deepest) <= 0:
             return as_draft([], self._device)
         return _best_of(self._candidates(n, deepest), n)

@@ -36,7 +36,7 @@ class TreeDrafter(Branching):
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """Propose the first `k` levels, or as many whole levels as fit into as many tokens as there are uniforms."""
-        asked = uniforms.shape[1], min(k, self.growing.room)
+        asked = uniforms.shape[1], min(k, self.room)
         if asked not in self._plans:
             self._plans[asked] = self._planned(*asked)
         sizes, parents, seen = self._plans[asked]
@@ -89,7 +89,8 @@ class TreeDrafter(Branching):
         return tokens, laws
 
     def lengths(self, asked: list[int]) -> list[int]:
-        """The shape says how many tokens a tree has, so there is one entry."""
+        """The shape says how many tokens a tree has, so there is one entry. All its places count as drafted, also those
+        for which nothing was left to draw."""
         return [self.n_tokens]
 
     def shape_in_words(self) -> str:

@@ -21,15 +21,11 @@ from speclab.system.errors import UsageProblem
 
 
 class Growing(Protocol):
-    """A drafter that says what comes after each of several tokens, and takes in which of them were committed."""
+    """Says what comes after each of several tokens."""
 
     @property
     def drafter(self) -> Drafter:
         """Return the drafter whose proposals these are."""
-
-    @property
-    def room(self) -> int:
-        """How many tokens it can draft at most after what is committed, on one branch."""
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Drop all state and read a prompt, (1, prompt length) ids."""
@@ -46,10 +42,7 @@ class Growing(Protocol):
         """
 
     def end_tree(self) -> None:
-        """Forget the tokens of this tree: `observe` says which of them were committed."""
-
-    def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Take in that the ids `committed` are final now."""
+        """Forget the tokens of this tree: the drafter's `observe` says which of them were committed."""
 
 
 def growing(drafter: Drafter) -> Growing:
@@ -77,11 +70,6 @@ class GrowingModel:
         self.drafter = drafter
         self._n_before: int | None = None  # tokens in the cache, while it holds a tree behind them
 
-    @property
-    def room(self) -> int:
-        """How many tokens it can draft at most after what is committed, on one branch."""
-        return self.drafter.room
-
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Let the model read the prompt."""
         self._n_before = None
@@ -103,10 +91,6 @@ class GrowingModel:
         if self._n_before is not None:
             self.drafter.draft.crop(self._n_before)
             self._n_before = None
-
-    def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Crop the cache to what is committed, and note what it lacks."""
-        self.drafter.observe(n_accepted, committed)
 
 
 class GrowingFeature(FeatureDrafter):

@@ -87,21 +87,13 @@ def test_a_tree_of_one_branch_is_a_chain(kind):
 
 
 class Said:
-    """A drafter for trees, and what it said after each token: (text, branch, logits)."""
+    """A drafter for trees, and what it said after each token: (text, branch, logits). text: all that is committed."""
 
-    def __init__(self, drafter):
-        self.drafter, self.said = drafter, []
+    def __init__(self, drafter, text: list[int]):
+        self.drafter, self.text, self.said = drafter, text, []
 
     def __getattr__(self, name: str):
         return getattr(self.drafter, name)
-
-    def prefill(self, target, prompt, sampling):
-        self.drafter.prefill(target, prompt, sampling)
-        self.text = prompt[0].tolist()
-
-    def observe(self, n_accepted, committed):
-        self.drafter.observe(n_accepted, committed)
-        self.text = self.text + committed
 
     def start_tree(self):
         logits, self.branches = self.drafter.start_tree(), [[]]
@@ -132,9 +124,11 @@ def test_logits_of_every_token_of_a_tree_are_a_recomputations(kind, best):
     """After every round: whatever was committed before, a token reads its branch, in the branch's order."""
     target, drafter = with_model("llama") if kind == "model" else with_head(kind)
     tree = BestTreeDrafter(drafter, width=3) if best else TreeDrafter(drafter, (3, 2, 2), sampled=True)
-    said = tree.growing = Said(tree.growing)
-    how = Sampling(0.7, top_k=20, top_p=0.95)
-    rounds = list(speculative_rounds(target, tree, prompts(4)[3:], 12 if best else tree.n_tokens, 12, how))
+    said = tree.growing = Said(tree.growing, prompts(4)[3].tolist())
+    how, rounds = Sampling(0.7, top_k=20, top_p=0.95), []
+    for round_ in speculative_rounds(target, tree, prompts(4)[3:], 12 if best else tree.n_tokens, 12, how):
+        rounds.append(round_)
+        said.text = said.text + round_.tokens
     assert any(r.n_rejected and r.n_accepted for r in rounds)
     with torch.inference_mode():
         for text, branch, logits in said.said:
