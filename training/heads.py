@@ -51,7 +51,7 @@ from training.passes import Passes
 from training.recipes import DEPTH, Reading, Recipe, chain_loss, draw, layers_to_read, sizes_of
 from training.scoring import Known, greedy_texts, known, score
 from training.steps import TrainingFacts, at_once, train
-from training.texts import PLAIN, PLAIN_OF_CHATS, ROWS, batch, encode, frequent_ids, packed, written
+from training.texts import MARGIN, PLAIN, PLAIN_OF_CHATS, ROWS, batch, encode, frequent_ids, packed, written
 from training.writing import write_feature
 
 OF_TABLES = 0.5  # the rate of embeddings, norms and output layers, as a share of --rate
@@ -156,12 +156,16 @@ def rounded(head: Any, scale: Tensor | None = None) -> Any:
     return made
 
 
-def scale_of(texts: list[Known]) -> Tensor:
-    """What brings each dimension of the states of these texts to the same size, (layers * hidden,).
+def scale_of(head: Any, texts: list[Known]) -> Tensor | None:
+    """What brings each dimension of the states of these texts to the same size, (layers * hidden,), for a head whose
+    `fc` reads them; None for one that has a norm of its own before that, and for other drafts.
 
     A few dimensions of a language model's states are hundreds of times larger than most, and would be all that a fresh
     head sees. The factors end in the weights that are written.
     """
+    parts = {name for name, _ in head.named_children()}
+    if "fc" not in parts or parts & {"input_norm", "fc_norm"}:
+        return None
     sizes = torch.cat([text.hidden[0] for text in texts]).abs().median(dim=0).values
     return 1 / sizes.clamp(min=1e-3 * sizes.max().item())
 
@@ -208,15 +212,17 @@ def train_head(args: argparse.Namespace, device: torch.device) -> tuple[dict[str
 
     long = [text for text in held_out if len(text.answer) > 16]  # long enough for a chain
     texts = [known(target, torch.tensor([text.ids], device=device), len(text.prompt), layers) for text in long]
-    scale = scale_of(texts) if hasattr(head, "fc") else None
+    scale = scale_of(head, texts)
     if scale is not None and args.init:
         head.fc.weight.data /= scale
     stream, rows = encode(tokenizer, [d.text for d in documents if not d.held_out]), packed(answers, lengths)
     plain = PLAIN_OF_CHATS if tokenizer.chat_template else PLAIN
     n_tokens = at_once(device, FEW_TOKENS, MANY_TOKENS, BYTES_OF_TOKEN)
+    margin = max(MARGIN, getattr(head.config, "longest", 0))
 
     def batches(step: int) -> list[tuple[Tensor, ...]]:
-        return [tuple(part.to(device) for part in batch(stream, rows, plain, kind.chains, step, args.seed, n_tokens))]
+        some = batch(stream, rows, plain, kind.chains, step, args.seed, n_tokens, margin)
+        return [tuple(part.to(device) for part in some)]
 
     # What is worse does not take the place of the head of --init, so that is scored before the first step.
     seconds, best, due = 60 * OF_TRAINING * args.minutes, 0.0, 0.0 if args.init else FIRST_SCORE
@@ -230,9 +236,10 @@ def train_head(args: argparse.Namespace, device: torch.device) -> tuple[dict[str
         made = rounded(head, scale)
         found = score(made, texts, K, ids)
         places = " ".join(map(str, found["by_position"]))
-        note(f"{found['tokens_per_round'][K]:.2f} tokens a round on held-out answers, by position {places}")
-        if found["tokens_per_round"][K] > best:
-            best = found["tokens_per_round"][K]
+        *_, reached = found["tokens_per_round"].values()  # at K, or with all tokens of a shorter draft
+        note(f"{reached:.2f} tokens a round on held-out answers, by position {places}")
+        if reached > best:
+            best = reached
             tables = {} if ids is None else {"ids": ids}
             kind.write(args.out, made.to(torch.bfloat16), name, target.config.architectures or [], **tables)
             write_whole(args.out / "training.json", json.dumps(about | asdict(facts), indent=1) + "\n")

@@ -66,11 +66,12 @@ def agreement(head: Head, text: Known, depth: int, ids: Tensor | None = None) ->
 
 
 def score(head: Head, texts: list[Known], depth: int = 7, ids: Tensor | None = None) -> dict[str, Any]:
-    """Conditional acceptance by position, and rounds of greedy decoding replayed: tokens per round at k."""
+    """Conditional acceptance by position, and rounds of greedy decoding replayed: tokens per round at k, `depth` or all
+    tokens of a shorter draft last."""
     matches = [agreement(head, text, depth, ids) for text in texts]
     depth = min(match.shape[1] for match in matches)
     alive, tested = torch.zeros(depth), torch.zeros(depth)
-    rounds, accepted = (dict.fromkeys([k for k in (2, 4, 6, 7) if k <= depth], 0) for _ in range(2))
+    rounds, accepted = (dict.fromkeys([*(k for k in (2, 4, 6) if k < depth), depth], 0) for _ in range(2))
     for match in matches:
         kept = match.cumprod(-1)
         before = torch.cat([torch.ones_like(kept[:, :1]), kept[:, :-1]], dim=1)

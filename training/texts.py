@@ -28,7 +28,7 @@ ENCODED_AT_ONCE = 512  # texts
 GREEDY = 1e-4  # a temperature as good as 0
 TEMPERATURES = (GREEDY, 0.8, GREEDY, 1.0)  # of answers, in turn: the draft will be asked to guess in all of them
 ROWS = {256: 0.65, 512: 0.25, 1024: 0.10}  # tokens of a row: the share of all tokens that is in such rows
-MARGIN = 8  # tokens at the end of a row from which no chain starts: the longest chain has fewer
+MARGIN = 8  # tokens at the end of a row from which no chain starts, where chains are no longer
 QUESTION, SHORTEST_QUESTION, QUESTION_TEMPERATURE = 64, 4, 0.9  # tokens of a question
 ANSWER = 192  # tokens of an answer at most
 PIECES = (16, 48, 128)  # tokens of a piece of text that the target continues
@@ -247,12 +247,14 @@ def batch(
     step: int,
     seed: int,
     tokens: int,
+    margin: int = MARGIN,
 ) -> tuple[Tensor, Tensor]:
     """Rows of one length, (rows, length) ids, and positions in them, (rows, chains), always the same for the same
     arguments. The token two places on is the first that a chain drafts: where there are enough, one of an answer.
 
     stream: training text. plain: the share of the rows that is cut from it. chains: the number of positions as a share
-    of the length. tokens: of all rows together, at most, but at least one row.
+    of the length. tokens: of all rows together, at most, but at least one row. margin: tokens at the end of a row from
+    which no chain starts, at least as many as it drafts.
     """
     generator = torch.Generator().manual_seed((seed + 3) * 1_000_003 + step)
     shares = torch.tensor([float(ids.numel()) for ids, _ in rows.values()])
@@ -264,7 +266,7 @@ def batch(
     picks = torch.randint(0, len(ids), (n_rows - n_plain,), generator=generator)
     starts = length * torch.randint(0, max(1, pieces), (n_plain,), generator=generator)
     cut = stream[starts[:, None] + torch.arange(length)] if n_plain else ids[:0]
-    wanted = torch.cat([written[picks], torch.ones(cut.shape, dtype=torch.bool)])[:, 2 : length - MARGIN + 2]
+    wanted = torch.cat([written[picks], torch.ones(cut.shape, dtype=torch.bool)])[:, 2 : length - margin + 2]
     order = torch.rand(wanted.shape, generator=generator) + wanted
     n_chains = max(1, round(chains * length))
     positions = order.topk(min(n_chains, order.shape[1]), dim=1).indices.sort(dim=1).values

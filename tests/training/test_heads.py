@@ -12,7 +12,7 @@ from speclab.drafts.heads.feature import FeatureHead
 from speclab.drafts.heads.files import read_head
 from speclab.models import loading
 from tests import contract
-from tests.heads import trained
+from tests.heads import tiny_head, trained
 from tests.small_tokenizers import byte_level
 from tests.tiny_models import VOCAB, tiny
 from training import corpus, heads, recipes
@@ -58,8 +58,7 @@ def check_training(kind, read_head, target, folder):
     assert about["scores"].keys() == {"held-out texts", "code", "all prompts"}
     further = folder / "further"
     assert heads.main(words(kind, further, "--init", str(folder))) == 0
-    again = json.loads((further / "training.json").read_text())
-    assert again["init"]["steps"] == 1
+    assert json.loads((further / "training.json").read_text())["init"]["steps"] == 1
     assert torch.equal(read_head(str(further), target)[1], ids)
 
 
@@ -81,8 +80,7 @@ def test_the_best_head_by_replayed_rounds_stays(init, target, tmp_path, monkeypa
         raise KeyboardInterrupt
 
     monkeypatch.setattr(heads, "train", train)
-    more = ["--init", str(tmp_path / "first")] if init else []
-    assert heads.main(words("feature", tmp_path / "out", *more)) == 130
+    assert heads.main(words("feature", tmp_path / "out", *["--init", str(tmp_path / "first")][: 2 * init])) == 130
     assert written == ([0.0, 0.12, 0.31] if init else [0.09, 0.21, 0.4])
 
 
@@ -114,6 +112,7 @@ def test_a_head_that_is_written_reads_the_states_as_they_are():
     made = heads.rounded(head, scale)
     assert torch.allclose(made.fuse(states), expected, atol=2e-2 * expected.abs().max().item())
     assert not any(torch.equal(a, b) for a, b in zip(made.parameters(), head.parameters(), strict=True) if a.ndim > 1)
+    assert all(heads.scale_of(tiny_head(**{norm: True}), []) is None for norm in ("norm_before_fc", "fc_norm"))
     made.to(torch.bfloat16)
     assert {weight.dtype for weight in head.parameters()} == {torch.float32}
 

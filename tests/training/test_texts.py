@@ -42,9 +42,8 @@ def test_answers_side_by_side_are_those_of_each_prompt_alone(family):
         lost = logits.max(-1).values - logits.gather(-1, torch.tensor(answer)[:, None])[:, 0]
         assert lost.max() < 1e-4
     end = answers[0][5]
-    for found, full in zip(
-        written_after(model, given, (1e-6,) * 3, 14, frozenset({end}), draws()), answers, strict=True
-    ):
+    ended = written_after(model, given, (1e-6,) * 3, 14, frozenset({end}), draws())
+    for found, full in zip(ended, answers, strict=True):
         assert found == full[: full.index(end) + 1 if end in full else len(full)]
 
 
@@ -77,9 +76,7 @@ def test_chains_start_where_the_target_writes():
     assert (ids.gather(1, starts + 2) % 256 >= 150).all()
     assert starts.max() < 256 - MARGIN
     assert all(len(set(row)) == len(row) for row in starts.tolist())
-    again = batch(torch.zeros(0), rows, 0.0, 1 / 4, 0, 0, 1024)
-    assert torch.equal(ids, again[0])
-    assert torch.equal(starts, again[1])
+    assert all(map(torch.equal, (ids, starts), batch(torch.zeros(0), rows, 0.0, 1 / 4, 0, 0, 1024)))
     assert not torch.equal(starts, batch(torch.zeros(0), rows, 0.0, 1 / 4, 1, 0, 1024)[1])
 
 

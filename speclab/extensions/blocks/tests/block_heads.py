@@ -62,17 +62,13 @@ def block_rows(head: BlockHead, hidden: Tensor, text: list[int], drafted: list[i
     x = head.table[[text[-1], *[config.mask] * (config.slots - 1)]][None]
     for layer in head.layers:
         attention, normed = layer.self_attn, layer.input_layernorm(x)
-        pairs = zip(
-            attention.keys_and_values(states, of_text), attention.keys_and_values(normed, of_block), strict=True
-        )
+        pairs = zip(*(attention.keys_and_values(*one) for one in ((states, of_text), (normed, of_block))), strict=True)
         queries, *_ = attention.heads(normed, of_block)
         keys, values = (torch.cat(pair, dim=2).repeat_interleave(2, dim=1) for pair in pairs)
         weights = queries @ keys.transpose(-1, -2) / config.block.head_dim**0.5
         x = layer.finish(x, weights.softmax(-1) @ values)
-    logits = head.norm(x[0, config.slots - config.longest :]) @ head.output.T
+    logits = (head.norm(x[0, config.slots - config.longest :]) @ head.output.T)[: len(drafted)]
     before = [text[-1], *drafted][: len(drafted)]
-    if head.markov_head is not None:
-        logits = (
-            logits[: len(drafted)] + head.markov_head.markov_w1.weight[before] @ head.markov_head.markov_w2.weight.T
-        )
-    return logits[: len(drafted)]
+    if (bias := head.markov_head) is not None:
+        logits = logits + bias.markov_w1.weight[before] @ bias.markov_w2.weight.T
+    return logits

@@ -55,8 +55,7 @@ def test_proposals_are_the_definitions(options):
     head = tiny_block_head(model, **options)
     for temperature in (0.0, 1.0):
         drafter = Kept(head)
-        how = (Sampling(temperature), 3)
-        rounds = list(speculative_rounds(reading(model), drafter, prompts(1), 3, 40, *how))
+        rounds = list(speculative_rounds(reading(model), drafter, prompts(1), 3, 40, Sampling(temperature), 3))
         if not temperature:
             assert [t for r in rounds for t in r.tokens] == plain_text(CachedModel(model), prompts(1), 40)
         assert len({tuple(draft.tokens[0].tolist()) for _, draft in drafter.proposed}) > 5
@@ -95,9 +94,8 @@ def test_blocks_of_a_text_are_the_definitions(options):
 
 
 def test_what_is_proposed_does_not_depend_on_the_draft_length():
-    model = tiny("llama")
+    model, found = tiny("llama"), []
     head = tiny_block_head(model, **TRAINED)
-    found = []
     for k in (1, 2, 3, 9):
         drafter = Kept(head)
         next(rounds := speculative_rounds(reading(model), drafter, prompts(1), k, 40))

@@ -9,6 +9,7 @@ from speclab import load
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
 from speclab.drafts.lengths import LONGEST, AutoLength
+from speclab.extensions.blocks import recipe
 from speclab.extensions.blocks.block_drafter import BlockDrafter
 from speclab.extensions.blocks.files import read_block
 from speclab.extensions.blocks.head import BlockHead
@@ -85,7 +86,9 @@ def test_every_way_of_drafting_says_that_logits_are_not_finite(way, temperature)
     check_it_is_said(model, WAYS[way](drafter), temperature)
 
 
-def test_a_head_is_trained_written_and_goes_on(target, tmp_path):  # noqa: F811
+@pytest.mark.parametrize("slots", [1, 12])
+def test_a_head_is_trained_written_and_goes_on(target, tmp_path, slots, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(recipe, "SLOTS", slots)
     check_training("block", read_block, target, tmp_path)
 
 
