@@ -138,6 +138,9 @@ def fresh_model(
     random."""
     config = copy.deepcopy(target.config)
     config.num_hidden_layers = 1
+    for name in ("layer_types", "mlp_layer_types"):
+        if getattr(config, name, None):
+            setattr(config, name, getattr(config, name)[:1])
     config.intermediate_size = USUAL_INTERMEDIATE
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(args.seed)
@@ -161,8 +164,10 @@ def write_model(folder: Path, draft: DraftModel, target: str, architectures: lis
 
 
 def trained_model(target: PreTrainedModel, args: argparse.Namespace) -> SavedHead:
+    tokenizer = loading.load_tokenizer(args.init)
+    loading.check_same_tokenizer(loading.load_tokenizer(args.target), tokenizer, args.target, args.init)
     draft = loading.load_model(args.init, target.device, torch.float32, "draft")
-    return SavedHead(DraftModel(draft, loading.load_tokenizer(args.init)), None)
+    return SavedHead(DraftModel(draft, tokenizer), None)
 
 
 MODEL = Recipe(

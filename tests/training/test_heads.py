@@ -13,7 +13,7 @@ from speclab.drafts.heads.files import read_head
 from speclab.models import loading
 from tests import contract
 from tests.heads import tiny_head, trained
-from tests.small_tokenizers import byte_level
+from tests.small_tokenizers import byte_level, sentence_piece
 from tests.tiny_models import VOCAB, tiny
 from training import corpus, heads, recipes
 from training import texts as training_texts
@@ -27,7 +27,7 @@ N_IDS = 24
 @pytest.fixture
 def target(monkeypatch):
     """A tiny target of more ids than a head proposes, and training text."""
-    model, tokenizer = tiny("llama", vocab_size=330, dtype=torch.float32), byte_level()
+    model, tokenizer = tiny("qwen2", vocab_size=330, dtype=torch.float32), byte_level()
     text = '"""One.\n\nTwo three four five.\n"""\ndef f(x):\n    return x + 1\n'
     monkeypatch.setattr(corpus, "standard_library", lambda: [Document(f"{i}.py", text * 9) for i in range(9)])
     monkeypatch.setattr(loading, "load_tokenizer", lambda name: tokenizer)
@@ -117,7 +117,7 @@ def test_a_head_that_is_written_reads_the_states_as_they_are():
     assert {weight.dtype for weight in head.parameters()} == {torch.float32}
 
 
-def test_a_draft_model_starts_from_its_target(target, tmp_path):
+def test_a_draft_model_starts_from_its_target(target, tmp_path, monkeypatch):
     target.requires_grad_(False)
     args = heads.parse(words("model", tmp_path))
     draft = heads.head_to_train(target, byte_level(), args).head
@@ -132,6 +132,8 @@ def test_a_draft_model_starts_from_its_target(target, tmp_path):
         assert torch.equal(rows, draft.logits(tokens)[:, 1 + j : 16 + j]), "row t is of token t + 2 + j"
     assert heads.main(words("model", tmp_path)) == 0
     assert json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"] == 1
+    monkeypatch.setattr(loading, "load_tokenizer", {"x": byte_level(), str(tmp_path): sentence_piece()}.get)
+    assert heads.main(words("model", tmp_path / "further", "--init", str(tmp_path))) == 2, "of another tokenizer"
 
 
 def test_distillation_is_best_at_the_target_itself():
