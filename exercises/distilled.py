@@ -77,9 +77,11 @@ def main(argv: list[str] | None = None) -> int:
         learner, one = importlib.import_module(f"{args.impl}.ex18_train_a_draft"), torch.ones(1, 1)
         learner.least_agreement(learner.loss(one, one), 0.0)  # raises Todo before the minutes of work
         learner.agreement(one, one)
+    tokenizer = loading.load_tokenizer(loading.LAB_TARGET)
+    for name in args.drafts:
+        loading.check_same_tokenizer(tokenizer, loading.load_tokenizer(name), loading.LAB_TARGET, name)
     note("the target writes its texts ...")
     target = loading.load_model(loading.LAB_TARGET, torch.device("cpu"), torch.float32, "target")
-    tokenizer = loading.load_tokenizer(loading.LAB_TARGET)
     sampled = drawn(target, tokenizer)
     greedy = [text for texts in greedy_texts(target, tokenizer, (0,)).values() for text in texts]
     say(tables.table([cells(learner, name, sampled, greedy) for name in args.drafts], HEADERS))

@@ -128,9 +128,8 @@ USUAL = dict.fromkeys(("baseline_autoregressive.py", "optimized_speculative.py")
 USUAL |= dict.fromkeys(("compare.py", "benchmarks.peers", "benchmarks.roofline"), FILED)
 USUAL |= {"benchmarks.gpu": ["--out", "out", "--device", "cpu"], "training.heads": ["target", "--out", "out"]}
 B, S, C = "baseline_autoregressive.py", "optimized_speculative.py --prompt x", "compare.py"
-PEERS, ROOFLINE = "-m benchmarks.peers", "-m benchmarks.roofline"
-GPU, TRAIN = "-m benchmarks.gpu", "-m training.heads"
-SAME, EXPERTS = "-m benchmarks.same_text", "-m benchmarks.experts"
+PEERS, ROOFLINE, GPU = "-m benchmarks.peers", "-m benchmarks.roofline", "-m benchmarks.gpu"
+SAME, EXPERTS, TRAIN = "-m benchmarks.same_text", "-m benchmarks.experts", "-m training.heads"
 
 ROWS = [
     # --- flags of every decoding script ---
@@ -209,6 +208,7 @@ ROWS = [
     # --- readme, plots, training ---
     Row("-m tools.plots lists.json", 3, ("lists.json is no record", "more than 16 MiB")),
     Row(f"{TRAIN} --rate 0", 2, ("--rate", "too small")),
+    Row("-m exercises.distilled --impl solutions draft", 2, ("different tokenizers",), early=True),
     Row(f"{TRAIN} --out file", 3, ("file", "File exists", "--out")),
     # --- benchmarks ---
     Row(f"{PEERS} --draft suffix --prompt x", 2, ("--draft suffix", "must be a model")),

@@ -91,4 +91,4 @@ def check_row(folder: Path, capfd, monkeypatch, row: Row) -> None:
 
 def test_the_table_knows_every_script():
     assert len({(row.command, row.stdin) for row in ROWS}) == len(ROWS)
-    assert len({words_of(row.command)[0] for row in ROWS}) == 11
+    assert len({words_of(row.command)[0] for row in ROWS}) == 12
