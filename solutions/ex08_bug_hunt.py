@@ -8,7 +8,7 @@ names and arguments of `accept` and `decode`. Both use the lab's own types, whic
 `Draft`, `AcceptResult`, `DecodeSettings` and `Round`. A target is anything with
 
     device, length              where tensors live; tokens in its cache
-    max_length                  positions it was built for, or None
+    n_ids, room                 how many ids it knows; for how many positions it was built
     prefill(prompt)             drop everything, read (1, n) ids -> logits (1, 1, vocab) of the next token
     forward(tokens)             append (1, m) ids to the cache -> logits (1, m, vocab), row i follows token i
     crop(length)                keep the first `length` tokens of the cache
