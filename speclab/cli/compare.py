@@ -31,6 +31,7 @@ SIZES = {
     "full": {"limit": 0, "max_new_tokens": 128, "draft_length": "2,4,6,auto"},
 }
 ALWAYS = {"repeats": 1, "temperature": "0,0.8"}
+HOTTEST = 5.0  # temperature; 0,8 is no number with a decimal comma
 ANSWER_TOKENS = 192  # of an answer to one of --texts, at most
 USUAL_DRAFTS = "model,ngram"
 LAB_DRAFTS = "model,feature,hybrid"  # of a comparison with the lab's own target
@@ -41,7 +42,7 @@ def run(docstring: str, argv: list[str] | None, functions: LoopFunctions | None 
     """Make a comparison, show it and write it.  -> exit code"""
     args = filled(make_parser(docstring).parse_args(argv))
     lengths, args.auto = parsing.lengths(args.draft_length, "-k")
-    temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
+    temperatures = parsing.numbers(args.temperature, float, 0, "--temperature", HOTTEST)
     functions = (functions or SPECULATIVE).judged_by(args.rule)
     config, output = prepare(args, args.name, lengths, temperatures, functions)
     if not args.brief:
@@ -107,7 +108,7 @@ def prepare(
     for path in (output.result(".json"), output.result(".md"), output.plots / "picture.png"):
         check_writable(path, "--out-dir")
     setup, prompts = flags.load(args, temperature=0.0)
-    if taken := {"target", "baseline", "generate", INSTRUMENT, CONTROL}.intersection(one.name for one in choices):
+    if taken := {"baseline", "generate", INSTRUMENT, CONTROL}.intersection(one.name for one in choices):
         raise UsageProblem(f"a draft cannot be called {min(taken)}, which names something else; rename its folder")
     drafters = {choice.name: choice.make(setup, args.seed) for choice in choices}
     registry.check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)

@@ -20,6 +20,8 @@ class Parser(argparse.ArgumentParser):
         unknown = message.partition("unrecognized arguments: ")[2].split(" ")[0].partition("=")[0]
         near = difflib.get_close_matches(unknown, self._option_string_actions, 1, 0.8)
         meant = f"; did you mean {near[0]}?" if near else ""
+        if unknown and not unknown.startswith("-") and "--prompt" in self._option_string_actions:
+            meant = '; a text is given with --prompt "TEXT"'
         raise UsageProblem(f"{message}{meant}; see {self.prog} --help")
 
 

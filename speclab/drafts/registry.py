@@ -117,6 +117,8 @@ def read(text: str) -> Choice:
     The table comes first, so that no folder of the place where one types takes the place of a kind; ./NAME is always a
     folder. Hub names have a slash, but for a few old ones (gpt2): a name without one that is nearly a kind is refused.
     """
+    if "," in text and not os.path.exists(text):
+        raise UsageProblem(f"{text} names several drafts, and one is asked for here; compare.py takes several")
     name, colon, argument = text.partition(":")
     kind = _KINDS.get(name) or kinds().get(name)
     if kind and bool(argument) == bool(colon):

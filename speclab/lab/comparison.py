@@ -82,7 +82,7 @@ class RunConfig:
     def models(self) -> dict[str, str]:
         lines = {"target": loading.describe_model(self.setup.target_name, self.setup.target.model)}
         said = {name: drafter.describe(name, self.setup.engine) for name, drafter in self.drafters.items()}
-        return lines | {name: line for name, line in said.items() if line}
+        return lines | {name: line for name, line in said.items() if line and name not in lines}
 
     def head(self, measured: Measurement) -> dict[str, Any]:
         """Return the fields of files.LabRun: what ran, where and how."""
@@ -150,9 +150,7 @@ def measure_and_judge(
 ) -> Measurement:
     """Measure all arms over the prompts of the run, and judge whether their texts are right."""
     measured = measure(config.bench(), arms, config.temperatures, config.prompts, config.repeats, instruments, title)
-    with kept_when_stopped(lambda: "what is measured is kept, and not all texts are judged") as stops:
-        judge(measured)
-    measured.stop = measured.stop or next(iter(stops), None)
+    judge(measured)
     return measured
 
 

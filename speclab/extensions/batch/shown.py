@@ -25,7 +25,9 @@ def lines(run: ComparisonRun) -> list[str]:
         best = {n: max(row.speedup for row in rows if row.n_texts == n) for n in sizes}
         expected = {n: max(row.forecast or 0.0 for row in rows if row.n_texts == n) for n in sizes}
         pays = knee(expected) if any(expected.values()) else "unknown"
-        found.append(f"{draft}: speculation pays up to a batch of: {knee(best)} (expected: {pays})")
+        faster = sorted({str(row.n_texts) for row in rows if row.verdict == "faster"}, key=int)
+        shown = f"shown to be faster at B = {', '.join(faster)}" if faster else "not shown to be faster at any B"
+        found.append(f"{draft}: {shown}; speculation pays up to a batch of: {knee(best)} (expected: {pays})")
     oracle = [f"{speedup(one)} at B = {n} ({name})" for name, n, one in run.settings.get("oracle", [])]
     found += [f"what a draft that knows the text would gain, simulated: {', '.join(oracle)}"] if oracle else []
     what = "drafts row by row, so drafting for B texts takes B times as long"
@@ -45,14 +47,14 @@ def knee(speedups: Mapping[int, float]) -> str:
     interpolated on a logarithmic axis; a speedup of 1 is no loss.
 
     >>> knee({1: 2.0, 2: 1.5, 4: 0.75}), knee({1: 0.9, 2: 0.8}), knee({1: 2.0, 2: 1.5})
-    ('3.2', 'none: slower at every batch', 'beyond 2')
+    ('3.2', 'none: slower at every batch', 'more than 2')
     """
     tried = sorted(speedups)
     if all(speedups[n] < 1 for n in tried):
         return "none: slower at every batch"
     small = max(n for n in tried if speedups[n] >= 1)
     if small == tried[-1]:
-        return f"beyond {small}"
+        return f"more than {small}"
     large = tried[tried.index(small) + 1]
     high, low = speedups[small], speedups[large]
     return number(float(small * (large / small) ** ((high - 1) / (high - low))), 1)

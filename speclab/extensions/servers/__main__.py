@@ -40,7 +40,7 @@ MOST_POSITIONS, MOST_KINDS, MOST_REMARKS = 8, 4, 2  # that are shown
 TIE = 0.25  # nats between two tokens, up to which rounding alone may decide
 TOP = 5
 SAME, TIED, UNEXPLAINED, UNJUDGED = "same", "tie within rounding", "different", "not judged"  # verdicts
-LEAST = 0.6  # plain steps, below which a round's cost is no rough 1 but a mistake
+LEAST, MOST = 0.6, 100.0  # plain steps of a round's cost; beyond them it is a mistake, as seconds for milliseconds
 WRITTEN_ROUNDS = 10**6  # of an acceptance that is typed: as many as keep its digits
 
 
@@ -158,8 +158,10 @@ def show_written(args: argparse.Namespace) -> int:
     else:
         raise UsageProblem("give --url of a server, or two /metrics pages (--before, --after), or --acceptance and -k")
     found = diagnose.of_pages(between, plain, seconds, after.n_running if after else 0)
-    if args.spec_ms and found.round_cost is not None and found.round_cost < LEAST:
-        cost = f"by --plain-ms and --spec-ms a round takes {found.round_cost:.2f} plain steps, and its pass is one"
+    if args.spec_ms and found.round_cost is not None and not LEAST <= found.round_cost <= MOST:
+        cost = (
+            f"by --plain-ms and --spec-ms a round takes {found.round_cost:.2f} plain steps, where its pass is about one"
+        )
         raise UsageProblem(f"{cost}; give both in milliseconds per token, of one request")
     shape = diagnose.shape_of(counts, found.n_rounds)
     say(screen(diagnose.diagnose(found, shape), [about], {}, found, shape))

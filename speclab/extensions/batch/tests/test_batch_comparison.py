@@ -168,7 +168,7 @@ def test_the_warm_up_asks_for_no_more_than_the_run(monkeypatch):
 def test_the_examples_of_the_knee():
     result = doctest.testmod(shown)
     assert result.failed == 0 < result.attempted
-    assert shown.knee({1: 2.0, 2: 0.9, 4: 1.0}) == "beyond 4", "a speedup of 1 is no loss, and the last fall counts"
+    assert shown.knee({1: 2.0, 2: 0.9, 4: 1.0}) == "more than 4", "a speedup of 1 is no loss, and the last fall counts"
 
 
 def price(draft: str = "model", k: int = 2, pads: bool = False):
