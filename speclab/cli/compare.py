@@ -31,7 +31,7 @@ SIZES = {
     "full": {"limit": 0, "max_new_tokens": 128, "draft_length": "2,4,6,auto"},
 }
 ALWAYS = {"repeats": 1, "temperature": "0,0.8"}
-HOTTEST = 5.0  # temperature; 0,8 is no number with a decimal comma
+HOTTEST = 5.0  # the highest temperature: 0,8 is a list with an 8 in it, and nearly always 0.8 is meant
 ANSWER_TOKENS = 192  # of an answer to one of --texts, at most
 USUAL_DRAFTS = "model,ngram"
 LAB_DRAFTS = "model,feature,hybrid"  # of a comparison with the lab's own target

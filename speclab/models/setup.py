@@ -2,7 +2,7 @@
 
 `eager` is the model as its library runs it, and right for every model. `c` (speclab/engines/c_pass.py) needs a C
 compiler and a family that it knows. `auto` takes the one of the device where it can be had, else `eager`. No clock has
-a say in it, so two runs on one machine are comparable. Its logits are first compared with the model's uncached ones.
+a say in it, so two runs on one machine are comparable. An engine must first find the model's own uncached logits.
 """
 
 import functools

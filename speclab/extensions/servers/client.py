@@ -39,7 +39,7 @@ OWN_TEXTS, LARGEST_TEXTS, MOST_PROMPTS = Path(__file__).with_name("prompts.txt")
 
 VLLM, LLAMA, OTHER = "vLLM", "llama-server", "an OpenAI-compatible server"
 # A server's own defaults would change the text, such as those of a model's generation_config.json. So the penalties
-# that every server knows and the parameters of an engine are sent, at no effect. TGI refuses top_p 1.0: none is sent.
+# that every server knows and the parameters of an engine are sent without effect. No top_p is: TGI refuses 1.0.
 NEUTRAL: dict[str, Any] = {"frequency_penalty": 0.0, "presence_penalty": 0.0}
 WISHES: dict[str, dict[str, Any]] = {
     VLLM: {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "return_token_ids": True},

@@ -21,7 +21,7 @@ from speclab.system.errors import UsageProblem
 
 
 class Growing(Protocol):
-    """Says what comes after each of several tokens."""
+    """It says what comes after each of several tokens."""
 
     @property
     def drafter(self) -> Drafter:
